@@ -1,0 +1,1 @@
+"""`paceline`, also `kubectl paceline`: every command, each importing its component only when called."""

@@ -1,0 +1,5 @@
+"""`python -m paceline_cli`."""
+
+from paceline_cli.main import main
+
+main()

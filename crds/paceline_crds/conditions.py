@@ -1,0 +1,89 @@
+"""Conditions of an `InferenceService` (KEP-1623) and the reasons they may give."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model
+
+
+class ConditionType(enum.StrEnum):
+    """Condition types."""
+
+    READY = "Ready"
+    TRAFFIC_READY = "TrafficReady"
+    REVISION_READY = "RevisionReady"
+    PROGRESSING = "Progressing"
+    CONFIG_IN_SYNC = "ConfigInSync"
+    UPGRADE_AVAILABLE = "UpgradeAvailable"
+    """Only there while the operator brings a newer image or newer defaults than the service runs with."""
+    MODEL_NAME_CONFLICT = "ModelNameConflict"
+    """Only there while several services ask for one served name, and then on each of them."""
+
+
+class ConditionStatus(enum.StrEnum):
+    """`Unknown` is said when a thing is not known; it is not `False`."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Reason(enum.StrEnum):
+    """Machine-readable reasons; the message beside them is for people."""
+
+    AS_ASKED = "AsAsked"
+    ROLLING_OUT = "RollingOut"
+    PINNED = "Pinned"
+    SCALED_TO_ZERO = "ScaledToZero"
+    DEGRADED = "Degraded"
+    SUSPENDED = "Suspended"
+    STARTING = "Starting"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_INVALID = "ModelInvalid"
+    UNSCHEDULABLE = "Unschedulable"
+    CRASH_LOOP = "CrashLoop"
+    IMAGE_PULL = "ImagePull"
+    OUT_OF_MEMORY = "OutOfMemory"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    CONFIG_ERROR = "ConfigError"
+    POD_REFUSED = "PodRefused"
+    RESOURCE_CONFLICT = "ResourceConflict"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
+    PROBE_FAILING = "ProbeFailing"
+    NODE_LOST = "NodeLost"
+    EVICTED = "Evicted"
+    INVALID_SPEC = "InvalidSpec"
+    SERVING = "Serving"
+    IDLE = "Idle"
+    NOTHING_SERVES = "NothingServes"
+    NEWER_RELEASE = "NewerRelease"
+    IN_SYNC = "InSync"
+    DRIFTED = "Drifted"
+    NOT_KNOWN = "NotKnown"
+    NAME_KEPT = "NameKept"
+    NAME_TAKEN = "NameTaken"
+
+
+class Condition(Model):
+    """One condition."""
+
+    type: Annotated[str, Field(description="What the condition is about.")]
+    status: Annotated[ConditionStatus, Field(description="True, False or Unknown.")]
+    reason: Annotated[str, Field(description="One word for programs.")]
+    message: Annotated[str, Field(description="A sentence for people.")] = ""
+    last_transition_time: Annotated[str, Field(description="When the status last changed (RFC 3339).")]
+    observed_generation: Annotated[int | None, Field(description="Generation of the spec it was judged for.")] = None
+
+
+EXIT_MODEL_NOT_FOUND = 66
+"""Exit code of the runtime when there is nothing at the model's source (sysexits EX_NOINPUT)."""
+
+EXIT_MODEL_INVALID = 65
+"""Exit code of the runtime when the files are there but cannot be served (sysexits EX_DATAERR)."""
+
+EXIT_CONFIG = 78
+"""Exit code of the runtime when its configuration cannot work, e.g. more memory than there is (sysexits EX_CONFIG)."""

@@ -1,0 +1,113 @@
+"""What the operator shows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from .metric import SERVICE_LABELS, Metric
+
+_RESOURCE: Final = ("resource",)
+
+_metric = partial(Metric, made_by="operator")
+
+OPERATOR_RECONCILES = _metric(
+    "paceline_operator_reconcile_total", "counter", "Reconcile passes.", ("result",), unit="passes"
+)
+OPERATOR_RECONCILE_ERRORS = _metric(
+    "paceline_operator_reconcile_errors_total",
+    "counter",
+    "Reconcile passes that failed, by reason.",
+    ("reason",),
+    unit="passes",
+)
+OPERATOR_RECONCILE_SECONDS = _metric(
+    "paceline_operator_reconcile_seconds", "histogram", "Duration of a reconcile pass.", unit="seconds"
+)
+OPERATOR_FRONT_RESTARTS = _metric(
+    "paceline_operator_front_restarts_total",
+    "counter",
+    "Times the Kopf front end ended and was started again.",
+    unit="restarts",
+)
+OPERATOR_DRIFT = _metric(
+    "paceline_drift_items",
+    "gauge",
+    "Values of a service that are not as its revision has them, over all replicas and objects.",
+    SERVICE_LABELS,
+    unit="values",
+)
+OPERATOR_DRIFT_UNKNOWN = _metric(
+    "paceline_drift_unknown_replicas",
+    "gauge",
+    "Ready replicas of a service that do not say what they run with.",
+    SERVICE_LABELS,
+    unit="replicas",
+)
+OPERATOR_QUEUE_DEPTH = _metric(
+    "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
+)
+OPERATOR_WORKERS_BUSY = _metric(
+    "paceline_operator_workers_busy", "gauge", "Services being reconciled.", unit="services"
+)
+OPERATOR_LEADER = _metric("paceline_operator_leader", "gauge", "1 on the replica that holds the lease.")
+OPERATOR_INFORMER_AGE = _metric(
+    "paceline_operator_informer_age_seconds",
+    "gauge",
+    "Seconds since the API server was last heard about this kind.",
+    _RESOURCE,
+    unit="seconds",
+)
+OPERATOR_INFORMER_SYNCED = _metric(
+    "paceline_operator_informer_synced", "gauge", "1 once the first list is in.", _RESOURCE
+)
+OPERATOR_INFORMER_OBJECTS = _metric(
+    "paceline_operator_informer_objects", "gauge", "Objects held.", _RESOURCE, unit="objects"
+)
+OPERATOR_INFORMER_LISTS = _metric(
+    "paceline_operator_informer_lists_total", "counter", "Full lists read.", _RESOURCE, unit="lists"
+)
+OPERATOR_INFORMER_HANDLER_ERRORS = _metric(
+    "paceline_operator_informer_handler_errors_total",
+    "counter",
+    "Exceptions of handlers.",
+    _RESOURCE,
+    unit="exceptions",
+)
+OPERATOR_EVENTS = _metric(
+    "paceline_operator_events_total",
+    "counter",
+    "Kubernetes Events by what became of them.",
+    ("result",),
+    unit="events",
+)
+
+# What the client library shows of the operator's process (on Linux) and interpreter; names and texts are the library's.
+
+OPERATOR_PROCESS_VIRTUAL_MEMORY = _metric(
+    "process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", unit="bytes"
+)
+OPERATOR_PROCESS_RESIDENT_MEMORY = _metric(
+    "process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", unit="bytes"
+)
+OPERATOR_PROCESS_START_TIME = _metric(
+    "process_start_time_seconds",
+    "gauge",
+    "Start time of the process since unix epoch in seconds.",
+    unit="seconds",
+)
+OPERATOR_PROCESS_CPU = _metric(
+    "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", unit="seconds"
+)
+OPERATOR_PROCESS_OPEN_FDS = _metric(
+    "process_open_fds", "gauge", "Number of open file descriptors.", unit="file descriptors"
+)
+OPERATOR_PROCESS_MAX_FDS = _metric(
+    "process_max_fds", "gauge", "Maximum number of open file descriptors.", unit="file descriptors"
+)
+OPERATOR_PYTHON_INFO = _metric(
+    "python_info",
+    "gauge",
+    "Python platform information",
+    ("version", "implementation", "major", "minor", "patchlevel"),
+)

@@ -1,0 +1,68 @@
+"""`InferenceRevision`: the full rendered configuration of every pool of a service, which never changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+
+from .base import Model
+from .fields import OpenObject, rule
+from .runtime_config import RuntimeConfig
+from .service import ObjectMeta
+
+HASH_VERSION = 2
+"""Raised when the same input would hash to something else, so that old hashes are recognised as such.
+
+1: the first. 2: pods are spread over nodes and zones, go on serving for a moment when they are asked to end, and are
+given as long as the longest request.
+"""
+
+
+class RevisionPool(Model):
+    """One pool as rendered: all a Deployment and a ConfigMap are made of."""
+
+    name: Annotated[str, Field(description="Name of the pool.")]
+    hash: Annotated[
+        str,
+        Field(description="Hash over everything below; Deployment and ConfigMap carry it in their names."),
+    ]
+    image: Annotated[str, Field(description="Container image of the runtime.")]
+    image_origin: Annotated[str, Field(description="Where the image came from: spec, pool or operator.")]
+    config: Annotated[RuntimeConfig, Field(description="The runtime's config file, each value with its origin.")]
+    pod_template: Annotated[OpenObject, Field(description="The pod template of the Deployment.")]
+
+
+class InferenceRevisionSpec(Model):
+    """Immutable."""
+
+    service: Annotated[str, Field(description="Name of the InferenceService.")]
+    hash_version: Annotated[int, Field(description="Version of the hash function.")] = HASH_VERSION
+    pools: Annotated[
+        list[RevisionPool],
+        Field(
+            description="Every pool of the service.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ]
+
+
+REVISION_RULES = (
+    rule(
+        "self == oldSelf",
+        "the spec of an InferenceRevision never changes; edit the InferenceService, which makes a new one",
+    ),
+)
+
+
+class InferenceRevision(Model):
+    """A configuration of a service that was asked for at some time."""
+
+    metadata: ObjectMeta
+    spec: InferenceRevisionSpec
+
+    @classmethod
+    def from_object(cls, obj: dict[str, Any]) -> Self:
+        """Read an object from the API server; unknown stored fields are passed over."""
+        return cls.model_validate_json(json.dumps(obj), extra="ignore")

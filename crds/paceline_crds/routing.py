@@ -1,0 +1,180 @@
+"""How requests find replicas: shapes and their thresholds, what happens to over-long ones, retries and holding."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model
+from .durations import Duration
+from .fields import rule, rules, text
+
+
+class Shape(enum.StrEnum):
+    """The kinds of request that want different things of an engine."""
+
+    SHORT_INPUT_SHORT_OUTPUT = "ShortInputShortOutput"
+    LONG_INPUT_SHORT_OUTPUT = "LongInputShortOutput"
+    SHORT_INPUT_LONG_OUTPUT = "ShortInputLongOutput"
+    VERY_LONG = "VeryLong"
+    STRUCTURED_OR_PARALLEL = "StructuredOrParallel"
+
+
+class ShapeThresholds(Model):
+    """Where one shape ends and the next begins. A field left out has the router's default."""
+
+    long_input_tokens: Annotated[
+        int | None, Field(ge=1, le=10_000_000, description="Prompt tokens from which an input is long. Default 2048.")
+    ] = None
+    long_output_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=10_000_000, description="Expected output tokens from which an output is long. Default 512."),
+    ] = None
+    very_long_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=10_000_000, description="Prompt plus expected output from which it is VeryLong. Default 16384."),
+    ] = None
+    many_turns: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            le=10_000,
+            description="Messages from which a conversation with a long input is VeryLong. Default 12.",
+        ),
+    ] = None
+    parallel_samples: Annotated[
+        int | None, Field(ge=2, le=128, description="`n` from which a request is StructuredOrParallel. Default 2.")
+    ] = None
+
+
+class OverLongAction(enum.StrEnum):
+    """What happens to a request that is longer than its pool takes."""
+
+    REFUSE = "Refuse"
+    ROUTE = "Route"
+    CUT = "Cut"
+
+
+class OverLongSpec(Model):
+    """What happens to a request whose prompt and answer together are longer than its pool takes."""
+
+    action: Annotated[
+        OverLongAction,
+        Field(
+            description="Refuse: answered 400 with the lengths. Route: goes to `pool`, or to the pool that takes the "
+            "longest. Cut: `max_tokens` is lowered to what fits; a prompt is never cut."
+        ),
+    ] = OverLongAction.REFUSE
+    above_tokens: Annotated[
+        int | None,
+        Field(
+            ge=16,
+            le=10_000_000,
+            description="Length from which the rule holds. Default: runtime.maxModelLen of the request's pool.",
+        ),
+    ] = None
+    pool: Annotated[str | None, text("Pool for Route.", max_length=32)] = None
+
+
+OVER_LONG_RULES = (
+    rule(
+        "!has(self.pool) || self.action == 'Route'",
+        "a pool is for action Route; set action: Route or remove pool",
+        field_path=".pool",
+    ),
+)
+
+
+class Stickiness(enum.StrEnum):
+    """What keeps requests on one version while traffic is split by weight."""
+
+    SESSION = "Session"
+    TENANT = "Tenant"
+    NONE = "None"
+
+
+class RoutingSpec(Model):
+    """How requests find replicas. Nothing here restarts a replica, but for requests that may take over ten minutes."""
+
+    max_request_duration: Annotated[
+        Duration | None,
+        Field(
+            description="Longest that one request may take, also the longest wait of a draining replica. Default 10m. "
+            "More than that is a new revision: replicas are given as long to end."
+        ),
+    ] = None
+    retry_budget_percent: Annotated[
+        int | None,
+        Field(ge=0, le=100, description="Retries that may be made for every hundred requests. Default 10."),
+    ] = None
+    hold_requests_for: Annotated[
+        Duration | None,
+        Field(
+            description="How long a request may wait at the router while no replica is ready but some are expected. "
+            "0s: not at all. Default 10s. While all are full it waits for tenancy.maxWait."
+        ),
+    ] = None
+    spill_above_per_replica: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=100_000,
+            description="Requests at every replica of a pool from which the pool's requests go to another one. "
+            "Default: twice runtime.maxNumSeqs.",
+        ),
+    ] = None
+    slow_request_threshold: Annotated[
+        Duration | None, Field(description="Requests that take longer are written to the slow-request log. Default 5s.")
+    ] = None
+    version_stickiness: Annotated[
+        Stickiness | None,
+        Field(
+            description="What keeps requests on one revision while traffic is split: Session (x-paceline-session, else "
+            "the tenant), Tenant, or None (each request by itself). Default Session."
+        ),
+    ] = None
+    shapes: Annotated[
+        ShapeThresholds | None, Field(description="Where one request shape ends and the next begins.")
+    ] = None
+    over_long: Annotated[
+        OverLongSpec | None,
+        Field(
+            description="What happens to a request that is longer than its pool takes.",
+            json_schema_extra=rules(*OVER_LONG_RULES),
+        ),
+    ] = None
+
+
+class ObjectiveSpec(Model):
+    """One latency objective: 90 of 100 requests within `p90` is the promise, `p99` the line that must hold inside."""
+
+    p90: Annotated[Duration | None, Field(description="What nine of ten requests keep to: the promise to users.")] = (
+        None
+    )
+    p99: Annotated[Duration | None, Field(description="What 99 of 100 keep to: the inner red line.")] = None
+
+
+class SLOSpec(Model):
+    """What users are promised, as seen at the router."""
+
+    ttft: Annotated[ObjectiveSpec | None, Field(description="Time to the first token.")] = None
+    tpot: Annotated[ObjectiveSpec | None, Field(description="Time per output token after the first.")] = None
+
+
+class ScaleToZeroSpec(Model):
+    """What happens to requests while the service has no replica by design."""
+
+    hold_requests_for: Annotated[
+        Duration, Field(description="How long a request waits at the router for the first replica.")
+    ] = "60s"
+
+
+class ScalingSpec(Model):
+    """How the number of replicas follows load."""
+
+    scale_to_zero: Annotated[
+        ScaleToZeroSpec | None,
+        Field(description="Absent: a request for a service without replicas is answered 503 at once."),
+    ] = None

@@ -1,0 +1,101 @@
+"""What Paceline writes into the status of an `InferenceService`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model
+from .conditions import Condition
+
+
+class PoolStatus(Model):
+    """Where one pool stands."""
+
+    name: Annotated[str, Field(description="Name of the pool.")]
+    hash: Annotated[str, Field(description="Hash of the configuration asked for.")]
+    desired: Annotated[int, Field(description="Replicas asked for.")]
+    ready: Annotated[int, Field(description="Replicas of this hash that take traffic.")]
+    draining: Annotated[int, Field(description="Replicas of other hashes that still finish requests.")] = 0
+
+
+class TrafficEntry(Model):
+    """A share of the traffic."""
+
+    pool: Annotated[str, Field(description="Name of the pool.")]
+    revision: Annotated[
+        str, Field(description="Name of the InferenceRevision whose replicas of this pool get the share.")
+    ]
+    weight: Annotated[int, Field(ge=0, le=100, description="Whole percent of the pool's requests.")]
+
+
+class TrafficStatus(Model):
+    """Where routers send requests."""
+
+    generation: Annotated[int, Field(description="Grows with each change of the entries; routers acknowledge it.")]
+    entries: Annotated[list[TrafficEntry], Field(description="Shares by pool and revision.")]
+
+
+class DriftItem(Model):
+    """One value that is not as recorded."""
+
+    pod: Annotated[str, Field(description="The pod, or the object in the form Kind/name where it is none.")]
+    field: Annotated[str, Field(description="What differs, for example runtime.maxNumSeqs.")]
+    desired: Annotated[str, Field(description="As the revision has it.")]
+    actual: Annotated[str, Field(description="As it is.")]
+
+
+class DriftStatus(Model):
+    """How far what runs differs from what is recorded."""
+
+    count: Annotated[int, Field(description="Values that differ, over all pods and objects.")]
+    items: Annotated[
+        list[DriftItem] | None, Field(max_length=10, description="The first ten; `paceline drift` shows all.")
+    ] = None
+
+
+class UpgradeStatus(Model):
+    """What a newer operator would render, and `paceline upgrade` takes over."""
+
+    image: Annotated[str, Field(description="Image of the runtime that the operator brings.")]
+    hash_version: Annotated[int, Field(description="Version of the operator's defaults.")]
+
+
+class AddressStatus(Model):
+    """Where clients reach the service."""
+
+    url: Annotated[str, Field(description="Base URL for OpenAI clients.")]
+
+
+class InferenceServiceStatus(Model):
+    """What Paceline saw; it can be rebuilt from the cluster at any moment."""
+
+    observed_generation: Annotated[int | None, Field(description="Generation of the spec this status speaks of.")] = (
+        None
+    )
+    conditions: Annotated[
+        list[Condition] | None,
+        Field(
+            description="Ready, TrafficReady, RevisionReady, Progressing, ConfigInSync.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = None
+    replicas: Annotated[int | None, Field(description="Pods of all pools that exist.")] = None
+    ready_replicas: Annotated[int | None, Field(description="Pods of all pools that are ready.")] = None
+    selector: Annotated[str | None, Field(description="Label selector of the pods, for the scale subresource.")] = None
+    address: Annotated[AddressStatus | None, Field(description="Where clients reach the service.")] = None
+    current_revision: Annotated[str | None, Field(description="Revision that serves.")] = None
+    updated_revision: Annotated[str | None, Field(description="Revision of the spec.")] = None
+    pools: Annotated[
+        list[PoolStatus] | None,
+        Field(
+            description="Each pool's replicas.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = None
+    traffic: Annotated[TrafficStatus | None, Field(description="Where routers send requests.")] = None
+    upgrade: Annotated[
+        UpgradeStatus | None, Field(description="Newer defaults or a newer image, absent while there are none.")
+    ] = None
+    drift: Annotated[DriftStatus | None, Field(description="What runs otherwise than recorded.")] = None

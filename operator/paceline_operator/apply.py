@@ -1,0 +1,300 @@
+"""Taking the actions of a plan, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from paceline_crds.names import FIELD_MANAGER_OPERATOR
+from paceline_kube import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    INFERENCEREVISIONS,
+    INFERENCESERVICES,
+    PERSISTENTVOLUMECLAIMS,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+    Conflict,
+    JsonObject,
+    KubeClient,
+    KubeError,
+    NotFound,
+    Resource,
+)
+
+from . import children
+from .claims import claims_of, warning
+from .gather import ownership
+from .observed import Observed, Ownership
+from .plan import Action, ApplyBudget, ApplyConfigMap, ApplyDeployment, CreateRevision, Delete, MoveTraffic
+from .provenance import provenance
+from .recorder import Recorder
+from .render import Desired
+from .written import Written
+
+log = logging.getLogger(__name__)
+
+KINDS: Mapping[str, Resource] = {
+    "deployment": DEPLOYMENTS,
+    "config": CONFIGMAPS,
+    "revision": INFERENCEREVISIONS,
+    "pod": PODS,
+    "budget": PODDISRUPTIONBUDGETS,
+}
+
+
+class ServiceGone(Exception):
+    """The service was deleted, or replaced by another of its name, since it was read."""
+
+
+class NameTaken(Exception):
+    """An object of the name that a child needs is there and is not the service's; it is not touched."""
+
+
+class Applier:
+    """Takes actions for one service in one pass."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        recorder: Recorder,
+        written: Written,
+        service: JsonObject,
+        observed: Observed,
+        desired: Desired,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._written = written
+        self._service = service
+        self._observed = observed
+        self._desired = desired
+        self._key = (observed.namespace, observed.name)
+        self._alive = False
+        self._versions: dict[str, str] = {}  # of the revisions stored in this pass, however long it takes
+        self._live_metadata: Mapping[str, Any] = {}
+
+    async def take(self, action: Action) -> None:
+        """Take one action.
+
+        Raises:
+            ServiceGone: nothing may be made for this service any more.
+            NameTaken: somebody else has an object of this name.
+            KubeError: the write failed.
+        """
+        log.info("%s/%s: %s", *self._key, action.sentence)
+        match action:
+            case CreateRevision():
+                await self._create_revision(action)
+            case ApplyConfigMap():
+                await self._apply_config_map(action)
+            case ApplyDeployment():
+                await self._apply_deployment(action)
+            case MoveTraffic():
+                await self._move_traffic(action)
+            case ApplyBudget():
+                await self._apply_budget(action)
+            case Delete():
+                await self._delete(action)
+
+    async def _create_revision(self, action: CreateRevision) -> None:
+        await self._must_be_alive()
+        await self._must_be_free(INFERENCEREVISIONS, action.name)
+        annotations = None if action.adopt else provenance(self._live_metadata)
+        body = children.revision(self._observed, self._desired, annotations)
+        self._put(INFERENCEREVISIONS, await self._apply(INFERENCEREVISIONS, body))
+        if not action.adopt:
+            pools = ", ".join(f"{pool.name} {pool.hash}" for pool in self._desired.pools)
+            self._tell("RevisionCreated", f"Created revision {action.name} (pools: {pools})")
+            await self._look_at_claims()
+
+    async def _look_at_claims(self) -> None:
+        """Warn, once for a revision, of volumes that cannot be where all replicas are."""
+        for name in claims_of(self._desired):
+            try:
+                claim = await self._client.get(PERSISTENTVOLUMECLAIMS, name, self._observed.namespace)
+            except KubeError as exc:
+                log.info("%s/%s: claim %s not looked at: %s", *self._key, name, exc)
+                continue
+            if words := warning(claim, self._desired):
+                self._tell("VolumeForOneNode", words[:1].upper() + words[1:], type="Warning")
+
+    async def _apply_config_map(self, action: ApplyConfigMap) -> None:
+        await self._must_be_alive()
+        await self._must_be_free(CONFIGMAPS, action.name)
+        body = children.config_map(self._observed, action.name, action.pool)
+        self._put(CONFIGMAPS, await self._apply(CONFIGMAPS, body))
+
+    async def _apply_budget(self, action: ApplyBudget) -> None:
+        await self._must_be_alive()
+        try:
+            await self._must_be_free(PODDISRUPTIONBUDGETS, action.name)
+        except NameTaken as exc:
+            # Whoever made it guards these pods or others; nothing else waits for ours.
+            log.info("%s/%s: %s", *self._key, exc)
+            return
+        body = children.budget(self._observed, action.name, action.pool)
+        self._put(PODDISRUPTIONBUDGETS, await self._apply(PODDISRUPTIONBUDGETS, body))
+
+    async def _apply_deployment(self, action: ApplyDeployment) -> None:
+        if action.force:
+            self._put(DEPLOYMENTS, await self._put_right(action))
+            return
+        body = children.deployment(self._observed, action.name, action.pool, action.replicas)
+        if action.before is None:
+            await self._must_be_alive()
+            await self._must_be_free(DEPLOYMENTS, action.name)
+        else:
+            # Never on another Deployment of this name; and down only from the state that was judged.
+            body["metadata"]["uid"] = action.uid
+            if action.replicas < action.before:
+                body["metadata"]["resourceVersion"] = action.resource_version
+        try:
+            stored = await self._client.apply(DEPLOYMENTS, body, field_manager=FIELD_MANAGER_OPERATOR)
+        except Conflict as conflict:
+            if not conflict.causes:
+                raise
+            stored = await self._apply_around(body, conflict)
+        self._put(DEPLOYMENTS, stored)
+        if action.before is None:
+            self._tell("DeploymentCreated", f"Created {action.name} with {action.replicas} replicas")
+        elif action.before != action.replicas:
+            self._tell("Scaled", f"Scaled {action.name} from {action.before} to {action.replicas} replicas")
+
+    async def _apply_around(self, body: JsonObject, conflict: Conflict) -> JsonObject:
+        """Another manager has claimed fields of a Deployment. Replicas and labels are ours; the rest is left to it.
+
+        Its values are sent back in the place of ours: equal values are no conflict, and it stays their owner.
+        """
+        claims = [str(cause.get("field")) for cause in conflict.causes]
+        foreign = [field for field in claims if field.startswith(".spec.template")]
+        if foreign:
+            live = await self._client.get(DEPLOYMENTS, body["metadata"]["name"], self._observed.namespace)
+            body["spec"]["template"] = project(body["spec"]["template"], live["spec"]["template"])
+            self._tell(
+                "FieldClaimed",
+                f"Left {', '.join(foreign)} of {body['metadata']['name']} as it is: {conflict.message}",
+                type="Warning",
+            )
+        return await self._client.apply(DEPLOYMENTS, body, field_manager=FIELD_MANAGER_OPERATOR, force=True)
+
+    async def _put_right(self, action: ApplyDeployment) -> JsonObject:
+        """Put the recorded values over those of other managers; what we never set stays as they have it."""
+        live = await self._client.get(DEPLOYMENTS, action.name, self._observed.namespace)
+        ours = children.deployment(self._observed, action.name, action.pool, action.replicas)["spec"]["template"]
+        # A list is one whole in a merge patch too. Over another version than the one read it is a conflict, no refusal.
+        body = {
+            "metadata": {"uid": action.uid, "resourceVersion": live["metadata"]["resourceVersion"]},
+            "spec": {"template": overlay(ours, live["spec"]["template"])},
+        }
+        stored = await self._client.patch(
+            DEPLOYMENTS, action.name, body, self._observed.namespace, field_manager=FIELD_MANAGER_OPERATOR
+        )
+        self._tell("DriftRepaired", f"Put the pod template of {action.name} back to what its revision says")
+        return stored
+
+    async def _move_traffic(self, action: MoveTraffic) -> None:
+        traffic = action.traffic
+        version = self._versions.get(traffic.revision)
+        if version is None:
+            kept = self._observed.revision(traffic.revision)
+            assert kept is not None, "traffic moves to a revision that was created before"
+            version = kept.resource_version
+        stored = await self._client.patch(
+            INFERENCEREVISIONS,
+            traffic.revision,
+            children.traffic_patch(traffic, version),
+            self._observed.namespace,
+            field_manager=FIELD_MANAGER_OPERATOR,
+        )
+        self._put(INFERENCEREVISIONS, stored)
+        before = self._observed.traffic
+        came = f" from {before.revision}" if before else ""
+        self._tell("TrafficMoved", f"Moved traffic{came} to {traffic.revision} (generation {traffic.generation})")
+
+    async def _delete(self, action: Delete) -> None:
+        resource = KINDS[action.kind]
+        metadata = {"namespace": self._observed.namespace, "name": action.name, "uid": action.uid}
+        try:
+            await self._client.delete(
+                resource,
+                action.name,
+                self._observed.namespace,
+                uid=action.uid,
+                resource_version=action.resource_version,
+            )
+        except NotFound:
+            # Gone is what was wanted.
+            log.info("%s/%s: %s %s is gone already", *self._key, action.kind, action.name)
+        if action.kind == "pod":
+            self._tell("DriftRepaired", f"Replaced pod {action.name}, which did not run as recorded")
+        else:
+            self._written.remove(self._key, resource, {"metadata": metadata})
+
+    async def _apply(self, resource: Resource, body: JsonObject) -> JsonObject:
+        return await self._client.apply(resource, body, field_manager=FIELD_MANAGER_OPERATOR, force=True)
+
+    async def _must_be_alive(self) -> None:
+        """No child for a service that is gone: asked of the API server itself, once in a pass, before the first."""
+        if self._alive:
+            return
+        try:
+            live = await self._client.get(INFERENCESERVICES, self._observed.name, self._observed.namespace)
+        except NotFound as exc:
+            raise ServiceGone from exc
+        if live["metadata"].get("uid") != self._observed.uid or live["metadata"].get("deletionTimestamp"):
+            raise ServiceGone
+        self._alive = True
+        # The caches drop what says who wrote what.
+        self._live_metadata = live["metadata"]
+
+    async def _must_be_free(self, resource: Resource, name: str) -> None:
+        """No apply over an object of somebody else: the caches hold labelled objects only."""
+        observed = self._observed
+        try:
+            live = await self._client.get(resource, name, observed.namespace)
+        except NotFound:
+            return
+        if ownership(live, observed.uid, observed.name) is Ownership.FOREIGN:
+            raise NameTaken(
+                f"{resource.kind} {name} is there already and does not belong to this service; it is not touched: "
+                "delete it, or give the service another name"
+            )
+
+    def _put(self, resource: Resource, obj: JsonObject) -> None:
+        if resource == INFERENCEREVISIONS:
+            self._versions[obj["metadata"]["name"]] = obj["metadata"]["resourceVersion"]
+        self._written.put(self._key, resource, obj)
+
+    def _tell(self, reason: str, message: str, *, type: str = "Normal") -> None:
+        self._recorder.event(self._service, type=type, reason=reason, message=message)
+
+
+_LIST_KEYS = ("mountPath", "containerPort", "name")
+"""What items of a list in a pod template are told apart by, the most telling first."""
+
+
+def project(ours: Any, live: Any) -> Any:
+    """The fields of `ours` with the values of `live`; what `live` lacks is left out."""
+    if isinstance(ours, dict) and isinstance(live, dict):
+        return {key: project(value, live[key]) for key, value in ours.items() if key in live}
+    if isinstance(ours, list) and isinstance(live, list):
+        key = _entry_key(ours)
+        if key is None:
+            return live
+        by_key = {item.get(key): item for item in live if isinstance(item, dict)}
+        return [project(item, by_key[item[key]]) for item in ours if item[key] in by_key]
+    return live
+
+
+def overlay(ours: Any, live: Any) -> Any:
+    """`live` with the values of `ours`. A list is one whole: that of `ours` stays."""
+    if isinstance(ours, dict) and isinstance(live, dict):
+        return {**live, **{key: overlay(value, live[key]) if key in live else value for key, value in ours.items()}}
+    return ours
+
+
+def _entry_key(entries: list[Any]) -> str | None:
+    """What the entries of a list are told apart by."""
+    return next((k for k in _LIST_KEYS if entries and all(isinstance(o, dict) and k in o for o in entries)), None)

@@ -1,0 +1,135 @@
+"""The operator's own figures, read when they are asked for; served by a thread, so that a busy loop still answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from paceline_crds import metrics as catalogue
+
+if TYPE_CHECKING:
+    from paceline_kube import Informer
+
+    from .drift.compare import Drift
+    from .events import Counters
+    from .queue import WorkQueue
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters that the workers move, on a registry of their own.
+
+    Attributes:
+        reconciles: by `result`: `success`, `conflict` (another writer was first, tried again), `not_leader`, `error`.
+        errors: by `reason`: the API server's word, `Unreachable`, `Timeout`, or the exception's type.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.reconciles = self._counter(catalogue.OPERATOR_RECONCILES)
+        for result in ("success", "conflict", "not_leader", "error"):
+            self.reconciles.labels(result)
+        self.errors = self._counter(catalogue.OPERATOR_RECONCILE_ERRORS)
+        seconds = catalogue.OPERATOR_RECONCILE_SECONDS
+        self.seconds = Histogram(seconds.name, seconds.help, seconds.labels, buckets=SECONDS, registry=self.registry)
+        self.front_restarts = self._counter(catalogue.OPERATOR_FRONT_RESTARTS)
+
+    def _counter(self, metric: catalogue.Metric) -> Counter:
+        return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+
+    def _shown(self, metric: catalogue.Metric, value: Callable[[], float]) -> None:
+        Gauge(metric.name, metric.help, metric.labels, registry=self.registry).set_function(value)
+
+    def observe(
+        self,
+        *,
+        queue: WorkQueue[tuple[str, str]],
+        leading: Callable[[], bool],
+        informers: Mapping[str, Iterable[Informer]],
+        events: Counters,
+        drift: Callable[[], Mapping[tuple[str, str], Drift]],
+    ) -> None:
+        """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
+        self._shown(catalogue.OPERATOR_QUEUE_DEPTH, queue.depth)
+        self._shown(catalogue.OPERATOR_WORKERS_BUSY, queue.processing)
+        self._shown(catalogue.OPERATOR_LEADER, lambda: float(leading()))
+        self.registry.register(_Observed(informers, events))
+        self.registry.register(_Drift(drift))
+
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        """Serve `/metrics` from a thread; call the result to stop.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        server, thread = start_http_server(port, addr=host, registry=self.registry)
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return stop
+
+
+class _Observed(Collector):
+    """Informers and events. An age that is not known is absent, not zero."""
+
+    def __init__(self, informers: Mapping[str, Iterable[Informer]], events: Counters) -> None:
+        self._informers = {name: tuple(group) for name, group in informers.items()}
+        self._events = events
+
+    def collect(self) -> Iterable[Metric]:
+        age = _gauge(catalogue.OPERATOR_INFORMER_AGE)
+        synced = _gauge(catalogue.OPERATOR_INFORMER_SYNCED)
+        objects = _gauge(catalogue.OPERATOR_INFORMER_OBJECTS)
+        lists = _counter(catalogue.OPERATOR_INFORMER_LISTS)
+        broken = _counter(catalogue.OPERATOR_INFORMER_HANDLER_ERRORS)
+        for name, group in self._informers.items():
+            ages = [informer.age() for informer in group]
+            known = [value for value in ages if value is not None]
+            if len(known) == len(ages):
+                age.add_metric([name], max(known))
+            synced.add_metric([name], float(all(informer.synced.is_set() for informer in group)))
+            # Informers of several namespaces share one store.
+            objects.add_metric([name], sum({id(i.store): len(i.store) for i in group}.values()))
+            lists.add_metric([name], sum(informer.relists for informer in group))
+            broken.add_metric([name], sum(informer.handler_errors for informer in group))
+        yield from (age, synced, objects, lists, broken)
+        told = _counter(catalogue.OPERATOR_EVENTS)
+        told.add_metric(["written"], self._events.written)
+        told.add_metric(["merged"], self._events.merged)
+        told.add_metric(["dropped"], self._events.dropped)
+        yield told
+
+
+class _Drift(Collector):
+    """What differs, by service. A service that was not looked at yet has no series."""
+
+    def __init__(self, drift: Callable[[], Mapping[tuple[str, str], Drift]]) -> None:
+        self._drift = drift
+
+    def collect(self) -> Iterable[Metric]:
+        items, unknown = _gauge(catalogue.OPERATOR_DRIFT), _gauge(catalogue.OPERATOR_DRIFT_UNKNOWN)
+        for key, found in self._drift().items():
+            items.add_metric(list(key), len(found.items))
+            unknown.add_metric(list(key), len(found.unknown))
+        yield from (items, unknown)
+
+
+def _gauge(metric: catalogue.Metric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def _counter(metric: catalogue.Metric) -> CounterMetricFamily:
+    return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)

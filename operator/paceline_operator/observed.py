@@ -1,0 +1,220 @@
+"""What was seen of one service and its children, as frozen values that decisions are made of."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+
+from paceline_crds.revision import InferenceRevision, RevisionPool
+
+from .failures import Problem
+
+
+class Ownership(enum.Enum):
+    """Whose an object is."""
+
+    OURS = "ours"
+    ORPHAN = "orphan"
+    """Made by the operator for a service of this name, controlled by nobody (as `--cascade=orphan` leaves it): taken
+    over.
+    """
+    FOREIGN = "foreign"
+    """Controlled by something else, for example a deleted service of the same name, or not made by the operator,
+    whatever label it carries: never touched.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A share of a pool's traffic, `weight` in whole percent."""
+
+    pool: str
+    revision: str
+    weight: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Where requests go. Stored in the annotation `paceline.io/rollout` of the revision that gets them.
+
+    Attributes:
+        generation: grows with each change; the highest one of all revisions of a service is valid.
+        revision: the revision that serves.
+        moved_at: seconds since the epoch when it became so.
+    """
+
+    generation: int
+    revision: str
+    entries: tuple[Entry, ...]
+    moved_at: float
+
+    def to_json(self) -> str:
+        """The annotation's value."""
+        return json.dumps(
+            {
+                "generation": self.generation,
+                "movedAt": self.moved_at,
+                "weights": [{"pool": e.pool, "revision": e.revision, "weight": e.weight} for e in self.entries],
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, revision: str, text: str) -> Traffic | None:
+        """Read an annotation; None where it is not one of ours."""
+        try:
+            raw = json.loads(text)
+            entries = tuple(Entry(str(e["pool"]), str(e["revision"]), int(e["weight"])) for e in raw["weights"])
+            return cls(int(raw["generation"]), revision, entries, float(raw["movedAt"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionView:
+    """A kept revision. `parsed` is None where this release cannot read it (a newer one wrote it)."""
+
+    name: str
+    uid: str
+    resource_version: str
+    created: str
+    owner: Ownership
+    parsed: InferenceRevision | None
+    traffic: Traffic | None
+
+    @property
+    def pools(self) -> tuple[RevisionPool, ...]:
+        """Its pools as rendered."""
+        return () if self.parsed is None else tuple(self.parsed.spec.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentView:
+    """The Deployment of a pool hash.
+
+    Attributes:
+        replicas: `spec.replicas`.
+        existing: pods it reports, of any readiness.
+    """
+
+    name: str
+    uid: str
+    resource_version: str
+    pool: str
+    hash: str
+    replicas: int
+    existing: int
+    owner: Ownership
+    deleting: bool
+    labelled: bool
+    problem: Problem | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMapView:
+    """The ConfigMap of a pool hash."""
+
+    name: str
+    uid: str
+    resource_version: str
+    pool: str
+    hash: str
+    owner: Ownership
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """The PodDisruptionBudget of a pool."""
+
+    name: str
+    uid: str
+    resource_version: str
+    pool: str
+    owner: Ownership
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod of the service.
+
+    Attributes:
+        over: it has ended for good (evicted, say) and stays as a record only.
+        created, placed, ended: RFC 3339 in UTC, whole seconds; empty where not known. `placed` is when it got a node,
+            `ended` when it was over, or lost with its node.
+    """
+
+    name: str
+    pool: str
+    hash: str
+    ready: bool
+    terminating: bool
+    over: bool
+    problem: Problem | None
+    uid: str = ""
+    resource_version: str = ""
+    created: str = ""
+    ended: str = ""
+    placed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """What a ready router says of this service.
+
+    Attributes:
+        generation: of the traffic it follows; None where it does not know the service yet, or `error` says why it could
+            not be asked.
+        takes: (pod, revision) of the replicas it sends requests to.
+    """
+
+    name: str
+    generation: int | None
+    error: str = ""
+    takes: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One service at one moment.
+
+    Attributes:
+        routers: ready routers; None where nobody needed to ask them.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    revisions: tuple[RevisionView, ...] = ()
+    deployments: tuple[DeploymentView, ...] = ()
+    config_maps: tuple[ConfigMapView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    budgets: tuple[BudgetView, ...] = ()
+    routers: tuple[RouterView, ...] | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """The valid record of where requests go."""
+        records = [r.traffic for r in self.revisions if r.traffic is not None and r.owner is not Ownership.FOREIGN]
+        return max(records, key=lambda t: t.generation, default=None)
+
+    def revision(self, name: str) -> RevisionView | None:
+        """A kept revision by name."""
+        return next((r for r in self.revisions if r.name == name), None)
+
+    def deployment(self, name: str) -> DeploymentView | None:
+        """A Deployment by name."""
+        return next((d for d in self.deployments if d.name == name), None)
+
+    def config_map(self, name: str) -> ConfigMapView | None:
+        """A ConfigMap by name."""
+        return next((c for c in self.config_maps if c.name == name), None)
+
+    def ready(self, pool_hash: str) -> int:
+        """Replicas of a pool hash that take requests."""
+        return sum(1 for p in self.pods if p.hash == pool_hash and p.ready and not p.terminating)
+
+    def pods_of(self, pool_hash: str) -> tuple[PodView, ...]:
+        """Pods of a pool hash that exist, those that are just ending among them."""
+        return tuple(p for p in self.pods if p.hash == pool_hash and not p.over)

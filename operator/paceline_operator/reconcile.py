@@ -1,0 +1,376 @@
+"""One pass over one service: gather what is there, plan, apply the plan, tell the status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
+from paceline_crds.names import FIELD_MANAGER_OPERATOR, LABEL_SERVICE, derived_name
+from paceline_crds.service import DriftPolicy
+from paceline_kube import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    INFERENCEREVISIONS,
+    INFERENCESERVICES,
+    PODDISRUPTIONBUDGETS,
+    ApiError,
+    Conflict,
+    Invalid,
+    JsonObject,
+    Key,
+    KubeClient,
+    NotFound,
+    Resource,
+    Store,
+    by_namespaced_label,
+)
+from paceline_kube.store import IndexFunction
+
+from .apply import Applier, NameTaken, ServiceGone
+from .budgets import budgets
+from .drift.compare import Drift, World
+from .drift.repair import Repair, repair
+from .drift.verdict import with_last_look
+from .drift.world import world_of
+from .failures import Problem, refusal
+from .gather import RevisionReader, gather
+from .observed import Observed
+from .plan import Limits, Phase, Plan, asks_routers, plan
+from .pod_events import PodEvents
+from .recorder import Recorder
+from .render import Desired, InvalidSpec
+from .rendering import Renderer
+from .routers import Routers
+from .served_names import Conflict as NameConflict
+from .served_names import conflict_of, served_name_indexes
+from .settings import Settings
+from .situation import Situation
+from .status import status_of
+from .upgrades import available
+from .written import Written
+
+log = logging.getLogger(__name__)
+
+INDEX_SERVICE = "service"
+"""Index of children under `namespace/label` of their service; see `child_indexes` and `child_index_value`."""
+
+REFUSED_RETRY_SECONDS = 30.0
+"""A refused child is tried again: a quota may have been raised, a policy changed."""
+
+UNSEEN_WRITE_SECONDS = 1.0
+CONFLICT_SECONDS = 0.2
+POLL_MOST_SECONDS = 5.0
+
+QUIET = frozenset({Reason.ROLLING_OUT, Reason.STARTING, Reason.SUSPENDED})
+"""Reasons of a Ready that is False without anything being wrong."""
+
+
+def child_indexes() -> dict[str, IndexFunction]:
+    """Indexes that the stores of revisions, Deployments, ConfigMaps and pods must have."""
+    return {INDEX_SERVICE: by_namespaced_label(LABEL_SERVICE)}
+
+
+def service_indexes() -> dict[str, IndexFunction]:
+    """Indexes of the store of services: from the label on a child (`INDEX_SERVICE`) back to its service, and by the
+    served name.
+    """
+
+    def label(obj: JsonObject) -> tuple[str]:
+        return (child_index_value(obj["metadata"]["namespace"], obj["metadata"]["name"]),)
+
+    return {INDEX_SERVICE: label, **served_name_indexes()}
+
+
+def child_index_value(namespace: str, service: str) -> str:
+    """Where `INDEX_SERVICE` has the children of a service. The label is the name only where the name fits a label."""
+    return f"{namespace}/{derived_name(service)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Stores of the informers.
+
+    `services` with `service_indexes()`; `revisions`, `deployments`, `configmaps`, `pods` and `budgets` with
+    `child_indexes()`, of objects that carry the label `paceline.io/service`; `routers` are the pods with
+    `routers.ROUTER_SELECTOR` in the operator's own namespace.
+    """
+
+    services: Store
+    revisions: Store
+    deployments: Store
+    configmaps: Store
+    pods: Store
+    budgets: Store
+    routers: Store
+
+
+class Reconciler:
+    """Brings one service at a time to what its spec asks for. Passes of different services may run side by side."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        caches: Caches,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        settings: Settings,
+        drift_of: Callable[[Key], Drift | None] = lambda _: None,
+    ) -> None:
+        """`clock` gives seconds since the epoch; `drift_of` what the last look at a service's configuration found."""
+        self._client = client
+        self._caches = caches
+        self._recorder = recorder
+        self._clock = clock
+        self._settings = settings
+        self._pod_events = PodEvents(client, time.monotonic)
+        self._routers = Routers(client, settings.namespace, settings.router_admin_port)
+        self._limits = Limits(settings.router_ack_timeout, settings.no_room_seconds)
+        self._written = Written(time.monotonic)
+        self._read_revision = RevisionReader()
+        self._render = Renderer(settings.runtime_image)
+        self._uids: dict[Key, str] = {}
+        self._drift_of = drift_of
+        self._repaired: dict[Key, float] = {}
+        self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
+
+    async def prepare(self) -> None:
+        """Once at start, as leader: make the Secret with the routers' admin token if it is absent.
+
+        Raises:
+            KubeError: the Secret can be neither read nor made.
+        """
+        await self._routers.prepare()
+
+    async def close(self) -> None:
+        """Close the connections to the routers."""
+        await self._routers.close()
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """One pass.
+
+        Returns:
+            Seconds after which the service should be looked at again though nothing changed; None: not needed.
+
+        Raises:
+            KubeError: a write failed; the caller tries again after a growing delay.
+        """
+        key = (namespace, name)
+        service = self._read(key)
+        if service is None:
+            return None
+        pods = self._caches.pods.by_index(INDEX_SERVICE, child_index_value(namespace, name))
+        next_question = await self._pod_events.ask(key, pods)
+        observed = self._observe(service)
+        try:
+            desired = self._render(service, observed)
+        except InvalidSpec as exc:
+            problem = Problem(Reason.INVALID_SPEC, str(exc))
+            situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
+            await self._tell(service, situation)
+            return None
+        if asks_routers(observed, desired):
+            views = await self._routers.ask(self._caches.routers.list(), namespace, name)
+            observed = replace(observed, routers=views)
+        steps = plan(observed, desired, self._clock(), self._limits)
+        steps = replace(steps, actions=(*steps.actions, *budgets(observed, desired, steps.phase)))
+        drift = self._drift_of(key)
+        mending = self._mend(key, steps, observed, desired, drift)
+        if mending.action is not None:
+            steps = replace(steps, actions=(*steps.actions, mending.action))
+        try:
+            refused = await self._take(steps, service, observed, desired)
+        except ServiceGone:
+            self._forget(key)
+            return None
+        except Conflict as exc:
+            # Another writer was first: what it wrote is on its way into the caches.
+            log.debug("%s/%s: %s", *key, exc)
+            return CONFLICT_SECONDS
+        if refused is None and mending.costs:
+            # The interval is counted on a clock that nobody sets.
+            self._repaired[key] = time.monotonic()
+        if steps.actions:
+            observed = self._observe(service)
+        upgrade = available(desired, self._settings.runtime_image)
+        situation = Situation(observed, desired, refused, steps.waiting, self._conflict(service), drift, upgrade)
+        await self._tell(service, situation)
+        looks = (self._next_look(key, steps, observed, refused, mending), next_question)
+        return min((seconds for seconds in looks if seconds is not None), default=None)
+
+    def world(self, key: Key) -> World | None:
+        """What is compared for a service; None where it is gone, going, or cannot be rendered.
+
+        While no object has changed, it is the very one of the last time: looks come round for ever, changes do not.
+        """
+        service = self._caches.services.get(*key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            self._worlds.pop(key, None)
+            return None
+        value = child_index_value(*key)
+        caches = self._caches
+        deployments, config_maps, pods, revisions = (
+            store.by_index(INDEX_SERVICE, value)
+            for store in (caches.deployments, caches.configmaps, caches.pods, caches.revisions)
+        )
+        versions = tuple(
+            (obj["metadata"].get("uid"), obj["metadata"].get("resourceVersion"))
+            for obj in (service, *deployments, *config_maps, *pods, *revisions)
+        )
+        known = self._worlds.get(key)
+        if known is not None and known[0] == versions:
+            return known[1]
+        observed = self._observe(service)
+        try:
+            desired = self._render(service, observed)
+        except InvalidSpec:
+            return None
+        world = world_of(observed, desired, deployments, config_maps, pods)
+        if not self._written.pending(key):
+            self._worlds[key] = versions, world
+        return world
+
+    def _mend(self, key: Key, steps: Plan, observed: Observed, desired: Desired, drift: Drift | None) -> Repair:
+        """The next repair, once nothing else is under way."""
+        if desired.drift_policy is not DriftPolicy.REPAIR or drift is None or steps.phase is not Phase.SETTLED:
+            return Repair()
+        return repair(observed, drift, time.monotonic(), self._repaired.get(key))
+
+    def _read(self, key: Key) -> JsonObject | None:
+        """The service, unless it is gone or going: its children follow it by their owner references."""
+        cached = self._caches.services.get(*key)
+        if cached is None or cached["metadata"].get("deletionTimestamp"):
+            self._forget(key)
+            return None
+        uid = str(cached["metadata"]["uid"])
+        if self._uids.get(key, uid) != uid:
+            self._forget(key)
+        self._uids[key] = uid
+        return self._written.view(key, INFERENCESERVICES, [cached])[0]
+
+    def _forget(self, key: Key) -> None:
+        self._written.forget(key)
+        self._uids.pop(key, None)
+        self._repaired.pop(key, None)
+        self._worlds.pop(key, None)
+        self._pod_events.forget(key)
+
+    def _observe(self, service: JsonObject) -> Observed:
+        namespace, name = key = (service["metadata"]["namespace"], service["metadata"]["name"])
+        value = child_index_value(namespace, name)
+
+        def children(resource: Resource, store: Store) -> Iterable[JsonObject]:
+            return self._written.view(key, resource, store.by_index(INDEX_SERVICE, value))
+
+        return gather(
+            service,
+            read=self._read_revision,
+            revisions=children(INFERENCEREVISIONS, self._caches.revisions),
+            deployments=children(DEPLOYMENTS, self._caches.deployments),
+            config_maps=children(CONFIGMAPS, self._caches.configmaps),
+            pods=self._caches.pods.by_index(INDEX_SERVICE, value),
+            budgets=children(PODDISRUPTIONBUDGETS, self._caches.budgets),
+            said=lambda uid: self._pod_events.said(key, uid),
+        )
+
+    def _conflict(self, service: JsonObject) -> NameConflict | None:
+        return conflict_of(service, self._caches.services)
+
+    async def _take(self, steps: Plan, service: JsonObject, observed: Observed, desired: Desired) -> Problem | None:
+        """Take the actions in order; what the API server does not accept ends the pass, and is told in the status."""
+        applier = Applier(self._client, self._recorder, self._written, service, observed, desired)
+        for action in steps.actions:
+            try:
+                await applier.take(action)
+            except NameTaken as exc:
+                log.warning("%s/%s: %s", observed.namespace, observed.name, exc)
+                return Problem(Reason.RESOURCE_CONFLICT, str(exc))
+            except ApiError as exc:
+                if not _is_refusal(exc):
+                    raise
+                log.warning("%s/%s: cannot %s: %s", observed.namespace, observed.name, action.sentence, exc)
+                return refusal(action.sentence, exc.message)
+        return None
+
+    def _next_look(
+        self, key: Key, steps: Plan, observed: Observed, refused: Problem | None, mending: Repair
+    ) -> float | None:
+        delays = []
+        if mending.waiting:
+            delays.append(POLL_MOST_SECONDS)
+        if refused is not None:
+            delays.append(REFUSED_RETRY_SECONDS)
+        elif steps.phase is Phase.BLOCKED:
+            delays.append(POLL_MOST_SECONDS)
+        elif steps.poll:
+            waited = self._clock() - observed.traffic.moved_at if observed.traffic else 0.0
+            delays.append(min(max(waited / 10, self._settings.poll_seconds), POLL_MOST_SECONDS))
+        if steps.again is not None:
+            delays.append(steps.again)
+        if self._written.pending(key):
+            delays.append(UNSEEN_WRITE_SECONDS)
+        return min(delays, default=None)
+
+    async def _tell(self, service: JsonObject, situation: Situation) -> None:
+        """Write the status where it changed. Losing to another writer, or to a deletion, is no error."""
+        old: dict[str, Any] = service.get("status") or {}
+        conditions = old.get("conditions") or []
+        new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
+        if situation.drift is None:
+            new = with_last_look(new, old)
+        if new == old:
+            return
+        observed = situation.observed
+        key = (observed.namespace, observed.name)
+        patch = {"status": {**dict.fromkeys(old.keys() - new.keys()), **new}}
+        try:
+            stored = await self._client.patch(
+                INFERENCESERVICES,
+                observed.name,
+                patch,
+                observed.namespace,
+                subresource="status",
+                field_manager=FIELD_MANAGER_OPERATOR,
+            )
+        except (NotFound, Conflict) as exc:
+            log.debug("%s/%s: status not written: %s", *key, exc)
+            return
+        if stored["metadata"]["uid"] == observed.uid:
+            self._written.put(key, INFERENCESERVICES, stored)
+        self._announce(service, _ready(conditions), _ready(new["conditions"]))
+        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.MODEL_NAME_CONFLICT))
+        drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
+        if drifted.get("reason") == Reason.DRIFTED:
+            self._warn_anew(service, conditions, drifted, reason="ConfigDrift")
+
+    def _warn_anew(
+        self, service: JsonObject, before: Iterable[dict[str, Any]], now: dict[str, Any], reason: str | None = None
+    ) -> None:
+        """A warning for a condition that is there and says something else than before."""
+        if now and now["message"] != _condition(before, now["type"]).get("message"):
+            self._recorder.event(service, type="Warning", reason=reason or now["type"], message=now["message"])
+
+    def _announce(self, service: JsonObject, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """An event where Ready has become true, or false for another reason."""
+        if (old.get("status"), old.get("reason")) == (new["status"], new["reason"]):
+            return
+        if new["status"] == ConditionStatus.TRUE:
+            self._recorder.event(service, type="Normal", reason="Ready", message=new["message"])
+        elif new["reason"] not in QUIET:
+            self._recorder.event(service, type="Warning", reason=new["reason"], message=new["message"])
+
+
+def _is_refusal(exc: ApiError) -> bool:
+    """Whether the API server said no to the object itself. A value of a wrong type is a 500 in server-side apply."""
+    return isinstance(exc, Invalid) or exc.status in (400, 403) or "failed to create typed patch object" in exc.message
+
+
+def _ready(conditions: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return _condition(conditions, ConditionType.READY)
+
+
+def _condition(conditions: Iterable[dict[str, Any]], type: str) -> dict[str, Any]:
+    return next((c for c in conditions if c.get("type") == type), {})

@@ -1,0 +1,257 @@
+"""From a spec to the full configuration of every pool. Pure: the same input gives the same hashes for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from paceline_crds.durations import parse_duration
+from paceline_crds.names import DEFAULT_POOL, derived_name
+from paceline_crds.pod_options import PodOptions
+from paceline_crds.revision import HASH_VERSION, InferenceRevision, RevisionPool
+from paceline_crds.runtime_config import ADDED_LATER, ModelIdentity, Origin, RuntimeConfig, RuntimeParameters
+from paceline_crds.service import (
+    DriftPolicy,
+    InferenceService,
+    InferenceServiceSpec,
+    PoolSpec,
+    RolloutStrategy,
+    RuntimeSpec,
+)
+
+from .defaults import TABLES, Defaults
+from .hashing import pool_hash, revision_hash
+from .sources import storage_of
+from .template import pod_template
+
+
+class InvalidSpec(Exception):
+    """A spec that no configuration can be made of; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What later revisions take over from earlier ones.
+
+    Attributes:
+        hash_version: of the newest revision: its defaults and its way of rendering stay.
+        images: pool → image that once came from the operator; under `""` the newest of any pool, for pools yet unseen.
+    """
+
+    hash_version: int = HASH_VERSION
+    images: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the spec asks for, rendered.
+
+    Attributes:
+        replicas: pool → replicas. Not part of any hash.
+        pinned: the revision is one that a manual order names, not what the rest of the spec renders to.
+    """
+
+    revision: str
+    hash_version: int
+    pools: tuple[RevisionPool, ...]
+    replicas: Mapping[str, int]
+    strategy: RolloutStrategy
+    history_limit: int
+    suspended: bool
+    drift_policy: DriftPolicy = DriftPolicy.REPORT
+    pinned: bool = False
+
+
+class Value(NamedTuple):
+    """A parameter with where it came from."""
+
+    value: Any
+    origin: Origin
+
+
+def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:
+    """What to carry on, from all revisions that are kept, in any order."""
+    ordered = sorted(revisions, key=lambda r: (r.metadata.creation_timestamp or "", r.metadata.name))
+    if not ordered:
+        return Carried()
+    images: dict[str, str] = {}
+    for revision in ordered:
+        for pool in revision.spec.pools:
+            if pool.image_origin == Origin.OPERATOR:
+                images[pool.name] = pool.image
+                images[""] = pool.image
+    # A table that this release does not know was written by a newer one.
+    known = [r.spec.hash_version for r in ordered if r.spec.hash_version in TABLES]
+    return Carried(known[-1] if known else HASH_VERSION, MappingProxyType(images))
+
+
+def render(service: InferenceService, carried: Carried, operator_image: str) -> Desired:
+    """Render every pool.
+
+    Args:
+        service: as read from the API server.
+        carried: from the revisions that are kept.
+        operator_image: the runtime's image where neither spec nor an earlier revision names one.
+
+    Raises:
+        InvalidSpec: values that cannot go together.
+    """
+    spec = service.spec
+    pools = [PoolSpec.model_construct(name=DEFAULT_POOL, replicas=spec.replicas), *(spec.pools or ())]
+    rendered = tuple(_render_pool(service, pool, carried, operator_image) for pool in pools)
+    return Desired(
+        revision=derived_name(service.metadata.name, revision_hash({pool.name: pool.hash for pool in rendered})),
+        hash_version=carried.hash_version,
+        pools=rendered,
+        replicas=MappingProxyType({pool.name: pool.replicas for pool in pools}),
+        strategy=spec.rollout.strategy if spec.rollout else RolloutStrategy.ROLLING,
+        history_limit=spec.revision_history_limit,
+        suspended=spec.suspend,
+        drift_policy=spec.drift_policy,
+    )
+
+
+def pinned(desired: Desired, revision: InferenceRevision) -> Desired:
+    """What is asked for while an order pins a kept revision: its pools as they were rendered then.
+
+    Counts stay those of the spec, since they belong to no revision; a pool that the spec no longer has gets one
+    replica.
+    """
+    return replace(
+        desired,
+        revision=revision.metadata.name,
+        hash_version=revision.spec.hash_version,
+        pools=tuple(revision.spec.pools),
+        replicas=MappingProxyType({pool.name: desired.replicas.get(pool.name, 1) for pool in revision.spec.pools}),
+        pinned=True,
+    )
+
+
+def _render_pool(service: InferenceService, pool: PoolSpec, carried: Carried, operator_image: str) -> RevisionPool:
+    spec = service.spec
+    defaults = TABLES[carried.hash_version]
+    layers = ((Origin.POOL, pool.runtime), (Origin.SPEC, spec.runtime))
+    options = _options(spec.pod, pool.pod)
+    image = _image(layers, carried, pool.name, operator_image)
+    values = _parameters(layers, defaults)
+    try:
+        storage = storage_of(spec.model, {str(volume.get("name")) for volume in options.volumes or ()})
+        config = RuntimeConfig(
+            model=ModelIdentity(source=storage.source, served_name=service.served_name),
+            parameters=RuntimeParameters(**{name: value.value for name, value in values.items()}),
+            origins={_alias(name): value.origin for name, value in values.items()},
+        )
+        template = pod_template(
+            service=service.metadata.name,
+            pool=pool.name,
+            image=image.value,
+            storage=storage,
+            options=options,
+            accelerator=pool.accelerator or spec.accelerator,
+            defaults=defaults,
+            longest_request=_longest_request(spec),
+        )
+        digest = pool_hash(hash_version=carried.hash_version, config=config, image=image.value, pod_template=template)
+    except ValidationError as exc:
+        words = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+        raise InvalidSpec(f"pool {pool.name}: {words}") from exc
+    except ValueError as exc:
+        raise InvalidSpec(f"pool {pool.name}: {exc}") from exc
+    return RevisionPool(
+        name=pool.name,
+        hash=digest,
+        image=image.value,
+        image_origin=image.origin.value,
+        config=config,
+        pod_template=template,
+    )
+
+
+def _longest_request(spec: InferenceServiceSpec) -> float | None:
+    """Seconds, where the spec says."""
+    limit = spec.routing.max_request_duration if spec.routing else None
+    return parse_duration(limit) if limit is not None else None
+
+
+Layers = Sequence[tuple[Origin, RuntimeSpec | None]]
+
+
+def _image(layers: Layers, carried: Carried, pool: str, operator_image: str) -> Value:
+    for origin, runtime in layers:
+        if runtime is not None and runtime.image is not None:
+            return Value(runtime.image, origin)
+    return Value(carried.images.get(pool) or carried.images.get("") or operator_image, Origin.OPERATOR)
+
+
+def _parameters(layers: Layers, defaults: Defaults) -> dict[str, Value]:
+    """Every parameter: the pool's value, else the service's, else the default that fits the others."""
+    given: dict[str, Value] = {}
+    for origin, runtime in layers:
+        if runtime is None:
+            continue
+        written: dict[str, Any] = {
+            "max_model_len": runtime.max_model_len,
+            "max_num_seqs": runtime.max_num_seqs,
+            "max_batched_tokens": runtime.max_batched_tokens,
+            "prefill_chunk_tokens": runtime.prefill_chunk_tokens,
+            "block_size": runtime.block_size,
+            "dtype": runtime.dtype,
+            "prefill_min_chunk_tokens": runtime.prefill_min_chunk_tokens,
+            "max_step_share_percent": runtime.max_step_share_percent,
+            "max_queued_requests": runtime.max_queued_requests,
+            "tenant_max_seqs": runtime.tenant_max_seqs,
+        }
+        if (cache := runtime.kv_cache) is not None:
+            written |= {"kv_cache_memory": cache.memory, "kv_host_memory": cache.host_memory}
+        if (prefix := runtime.prefix_caching) is not None:
+            written |= {
+                "prefix_caching": prefix.enabled,
+                "prefix_isolation": prefix.isolation,
+                "eviction_watermark_percent": prefix.eviction_watermark_percent,
+            }
+        if (scheduling := runtime.scheduling) is not None:
+            written |= {
+                "scheduling_policy": scheduling.policy,
+                "scheduling_fair_share": scheduling.fair_share,
+                "scheduling_under_pressure": scheduling.under_pressure,
+            }
+        for name, value in written.items():
+            if value is not None:
+                given.setdefault(name, Value(value, origin))
+
+    def or_default(name: str, default: Any) -> Value:
+        return given.get(name) or Value(default, Origin.DEFAULT)
+
+    wanted = [given[name].value for name in ("max_num_seqs", "prefill_chunk_tokens") if name in given]
+    budget = or_default("max_batched_tokens", max(defaults.max_batched_tokens, *wanted, 0))
+    chunk = or_default("prefill_chunk_tokens", min(defaults.prefill_chunk_tokens, budget.value))
+    later = {name: or_default(name, RuntimeParameters.model_fields[name].default) for name in ADDED_LATER}
+    if later["prefill_min_chunk_tokens"].origin is Origin.DEFAULT:
+        least = min(later["prefill_min_chunk_tokens"].value, chunk.value)
+        later["prefill_min_chunk_tokens"] = Value(least, Origin.DEFAULT)
+    return {
+        **later,
+        "max_model_len": or_default("max_model_len", defaults.max_model_len),
+        "max_num_seqs": or_default("max_num_seqs", min(defaults.max_num_seqs, budget.value)),
+        "max_batched_tokens": budget,
+        "prefill_chunk_tokens": chunk,
+        "block_size": or_default("block_size", defaults.block_size),
+        "kv_cache_memory": or_default("kv_cache_memory", defaults.kv_cache_memory),
+        "prefix_caching": or_default("prefix_caching", defaults.prefix_caching),
+    }
+
+
+def _options(service: PodOptions | None, pool: PodOptions | None) -> PodOptions:
+    """A field that the pool gives replaces the service's."""
+    base = service or PodOptions()
+    if pool is None:
+        return base
+    return base.model_copy(update={name: getattr(pool, name) for name in pool.model_fields_set})
+
+
+def _alias(name: str) -> str:
+    return RuntimeParameters.model_fields[name].alias or name

@@ -1,0 +1,91 @@
+"""A service as stored, and the revisions that are kept, to what is asked for; each spec is rendered once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline_crds.names import ANNOTATION_UPGRADE
+from paceline_crds.service import InferenceService
+from paceline_kube import JsonObject
+
+from .observed import Observed, Ownership, RevisionView
+from .render import Desired, InvalidSpec, carried_from, pinned, render
+from .upgrades import read_order, with_order
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Everything that the outcome hangs on: revisions never change, so their uids stand for them."""
+
+    spec: Any
+    metadata: tuple[str, str, str | None]
+    revisions: tuple[tuple[str, str, str, bool], ...]
+
+
+class Renderer:
+    """Renders services. A pass nearly always finds the spec of the pass before, and rendering is its dearest part."""
+
+    def __init__(self, runtime_image: str, limit: int = 10_000) -> None:
+        """
+        Args:
+            runtime_image: where neither spec nor an earlier revision names one.
+            limit: services remembered, the last rendered ones.
+        """
+        self._runtime_image = runtime_image
+        self._limit = limit
+        self._known: OrderedDict[str, tuple[_Inputs, Desired | str]] = OrderedDict()
+
+    def __call__(self, service: JsonObject, observed: Observed) -> Desired:
+        """What is asked for.
+
+        Raises:
+            InvalidSpec: values that cannot be read, or cannot go together.
+        """
+        metadata = service["metadata"]
+        own = [r for r in observed.revisions if r.owner is not Ownership.FOREIGN]
+        inputs = _Inputs(
+            service.get("spec"),
+            (metadata["namespace"], metadata["name"], (metadata.get("annotations") or {}).get(ANNOTATION_UPGRADE)),
+            tuple((r.name, r.uid, r.created, r.parsed is not None) for r in own),
+        )
+        known = self._known.get(observed.uid)
+        if known is None or known[0] != inputs:
+            known = inputs, self._render(service, own)
+            self._known[observed.uid] = known
+            if len(self._known) > self._limit:
+                self._known.popitem(last=False)
+        self._known.move_to_end(observed.uid)
+        if isinstance(known[1], str):
+            raise InvalidSpec(known[1])
+        return known[1]
+
+    def _render(self, service: JsonObject, own: list[RevisionView]) -> Desired | str:
+        try:
+            parsed = InferenceService.from_object(service)
+            readable = [r.parsed for r in own if r.parsed is not None]
+            upgrade = read_order(parsed.metadata.annotations)
+            carried = with_order(carried_from(readable), upgrade, readable)
+            desired = render(parsed, carried, self._runtime_image)
+        except ValidationError as exc:
+            return _words(exc)
+        except InvalidSpec as exc:
+            return str(exc)
+        order = parsed.spec.rollout.order if parsed.spec.rollout else None
+        if order is None:
+            return desired
+        ordered = next((r.parsed for r in own if r.parsed is not None and r.name == order.revision), None)
+        if ordered is None:
+            names = ", ".join(r.name for r in sorted(own, key=lambda r: r.created, reverse=True)) or "none"
+            return (
+                f"spec.rollout.order pins {order.revision}, which is not kept (kept are: {names}); name one of these, "
+                "or remove the order"
+            )
+        return pinned(desired, ordered)
+
+
+def _words(exc: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}" for error in exc.errors()[:5])

@@ -1,0 +1,85 @@
+"""What to change so that a model fits: the nearest setups that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from .accelerators import CATALOGUE, Accelerator
+from .ledger import BYTES, Ledger, Setup, ledger
+from .shapes import ModelShape
+
+MOST_DEVICES = 16
+
+NARROWER = ("bf16", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A setup that fits, and what it changes in words."""
+
+    words: str
+    setup: Setup
+    ledger: Ledger
+
+
+def serves(found: Ledger, context: int) -> bool:
+    """Whether at least one sequence of `context` tokens has room."""
+    block = found.setup.block_size
+    return found.fits and found.blocks * block >= context
+
+
+def nearest(model: ModelShape, setup: Setup, context: int) -> list[Suggestion]:
+    """Setups that hold the weights and one sequence of `context` tokens, nearest first: one change each.
+
+    More of the same device comes first (nothing about the answers changes), then the smallest other device that does,
+    then a shorter context, then narrower weights (which change the answers).
+    """
+    return [found for found in _candidates(model, setup, context) if found is not None]
+
+
+def _candidates(model: ModelShape, setup: Setup, context: int) -> Iterator[Suggestion | None]:
+    yield _more_devices(model, setup, context)
+    yield _other_device(model, setup, context, CATALOGUE.values())
+    yield _shorter(model, setup, context)
+    for kind in NARROWER:
+        if BYTES[kind] < BYTES[setup.weights]:
+            narrower = _try(model, replace(setup, weights=kind), context, f"weights as {kind}")
+            if narrower is not None:
+                yield narrower
+                break
+
+
+def _try(model: ModelShape, setup: Setup, context: int, words: str) -> Suggestion | None:
+    found = ledger(model, setup)
+    return Suggestion(words, setup, found) if serves(found, context) else None
+
+
+def _more_devices(model: ModelShape, setup: Setup, context: int) -> Suggestion | None:
+    devices = setup.devices * 2
+    while devices <= MOST_DEVICES and model.num_heads % devices == 0:
+        found = _try(
+            model, replace(setup, devices=devices), context, f"{devices} x {setup.accelerator.name} (tensor parallel)"
+        )
+        if found is not None:
+            return found
+        devices *= 2
+    return None
+
+
+def _other_device(model: ModelShape, setup: Setup, context: int, catalogue: Iterable[Accelerator]) -> Suggestion | None:
+    larger = sorted((a for a in catalogue if a.memory > setup.accelerator.memory), key=lambda a: (a.memory, a.name))
+    for accelerator in larger:
+        count = f"{setup.devices} x " if setup.devices > 1 else ""
+        found = _try(model, replace(setup, accelerator=accelerator), context, f"{count}{accelerator.name}")
+        if found is not None:
+            return found
+    return None
+
+
+def _shorter(model: ModelShape, setup: Setup, context: int) -> Suggestion | None:
+    found = ledger(model, setup)
+    most = found.blocks * setup.block_size
+    if not 0 < most < context:
+        return None
+    return Suggestion(f"maxModelLen {most} instead of {context}", setup, found)

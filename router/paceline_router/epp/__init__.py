@@ -1,0 +1,1 @@
+"""The endpoint picker: a gateway carries the bytes, and asks here which replica a request goes to."""

@@ -1,0 +1,27 @@
+"""What waits at the router for a replica: bounds, and the account of it for whoever starts replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of bodies that wait, for one service. How many may wait is bounded by the gate (see `tenancy.gate`)."""
+
+BATCH_DEFAULT = 16
+"""Requests in a replica's batch where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What waits for a service.
+
+    Attributes:
+        held: requests that wait now.
+        oldest_wait_ms: how long the first of them has waited; 0 when none does.
+        arrivals: requests since the router started.
+    """
+
+    service: str
+    held: int
+    oldest_wait_ms: int
+    arrivals: int

@@ -1,0 +1,180 @@
+"""What several processes say of themselves, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_crds import metrics as catalogue
+
+_LEAST = frozenset([catalogue.ROUTER_TABLE_SYNCED.name])
+_SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.name])
+"""Each process has the same table."""
+
+
+@dataclass
+class Exposition:
+    """A text of `/metrics`, taken apart. Order is kept."""
+
+    comments: dict[str, list[str]] = field(default_factory=dict)
+    """`# HELP` and `# TYPE` of each family."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    series: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Values by family, then by name with labels."""
+
+    @classmethod
+    def parse(cls, text: str) -> Exposition:
+        """Take a text apart as `report.text.exposition` writes it: each family's series follow its comments."""
+        found = cls()
+        family = ""
+        for line in text.splitlines():
+            if line.startswith("# "):
+                _, what, family, rest = line.split(" ", 3)
+                found.comments.setdefault(family, []).append(line)
+                if what == "TYPE":
+                    found.kinds[family] = rest
+            elif line:
+                series, _, value = line.rpartition(" ")
+                found.series.setdefault(family, {})[series] = float(value)
+        return found
+
+    def text(self) -> str:
+        """The text again."""
+        lines: list[str] = []
+        for family, series in self.series.items():
+            lines += self.comments.get(family, [])
+            lines += [f"{name} {int(value) if value.is_integer() else value!r}" for name, value in series.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _together(family: str, kind: str, earlier: float, value: float) -> float:
+    if kind == "gauge":
+        if family in _LEAST:
+            return min(earlier, value)
+        if family in _SAME or family.endswith(("_seconds", "_ratio")):
+            return max(earlier, value)
+    return earlier + value
+
+
+def merge_expositions(texts: Iterable[Exposition]) -> Exposition:
+    """Counters, histograms and amounts are added; of ages, times and ratios the largest counts."""
+    merged = Exposition()
+    for one in texts:
+        for family, series in one.series.items():
+            merged.comments.setdefault(family, one.comments.get(family, []))
+            kind = merged.kinds.setdefault(family, one.kinds.get(family, ""))
+            into = merged.series.setdefault(family, {})
+            for name, value in series.items():
+                into[name] = _together(family, kind, into[name], value) if name in into else value
+    return merged
+
+
+def counted(exposition: Exposition) -> Exposition:
+    """What remains of a process that has ended: what it counted, not what it measured."""
+    kept = {
+        family: series
+        for family, series in exposition.series.items()
+        if exposition.kinds.get(family) in ("counter", "histogram")
+    }
+    return Exposition(dict(exposition.comments), dict(exposition.kinds), kept)
+
+
+def merge_routes(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of `/v1/paceline/routes` for all: what every process follows, not what one of them does already.
+
+    A service that some process does not know yet is left out, and its generation is the least. A replica takes
+    requests as long as some process sends it any.
+    """
+    ages = [page["ageSeconds"] for page in pages]
+    services = {
+        key: _merge_service([page["services"][key] for page in pages])
+        for key in pages[0]["services"]
+        if all(key in page["services"] for page in pages)
+    }
+    return {
+        "synced": all(page["synced"] for page in pages),
+        "ageSeconds": None if None in ages else max(ages),
+        "error": next((page["error"] for page in pages if page["error"]), None),
+        "services": services,
+    }
+
+
+def _merge_service(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
+    generations = [page["generation"] for page in pages]
+    replicas: dict[str, list[Mapping[str, Any]]] = {}
+    for page in pages:
+        for replica in page["replicas"]:
+            replicas.setdefault(replica["uid"], []).append(replica)
+    return {
+        **pages[0],
+        "generation": None if None in generations else min(generations),
+        "replicas": [_merge_replica(seen) for seen in replicas.values()],
+    }
+
+
+def _merge_replica(seen: list[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        **seen[0],
+        "ready": any(replica["ready"] for replica in seen),
+        "draining": all(replica["draining"] for replica in seen),
+        "inFlight": sum(replica["inFlight"] for replica in seen),
+        "loadKnown": all(replica["loadKnown"] for replica in seen),
+        "ejected": any(replica["ejected"] for replica in seen),
+    }
+
+
+def merge_samples(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of `/v1/paceline/samples` for all. Rows of one pool, revision and shape stay several: they are made to
+    be added up.
+    """
+    services: dict[str, Any] = {}
+    for page in pages:
+        for key, service in page["services"].items():
+            known = services.setdefault(key, {**service, "rows": []})
+            known["from"] = max(known["from"], service["from"])
+            known["rows"] = [*known["rows"], *service["rows"]]
+    return {**pages[0], "to": min(page["to"] for page in pages), "services": services}
+
+
+def merge_splits(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of `/v1/paceline/split` for all. Each process judges by its own requests; of each pool the advice of the
+    one that saw most is taken, since advice cannot be added up.
+    """
+    services: dict[str, dict[str, Any]] = {}
+    for page in pages:
+        for key, pools in page["services"].items():
+            known = services.setdefault(key, {})
+            for pool, advice in pools.items():
+                if pool not in known or advice["requests"] > known[pool]["requests"]:
+                    known[pool] = advice
+    return {"services": services}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for one service."""
+
+    service: str
+    held: int
+    oldest_wait_ms: int
+    arrivals: int
+
+
+def merge_demand(heard: Iterable[Mapping[str, Waiting]]) -> list[Waiting]:
+    """What waits in all processes, given what each has said last."""
+    merged: dict[str, Waiting] = {}
+    for said in heard:
+        for key, one in said.items():
+            other = merged.get(key)
+            merged[key] = (
+                one
+                if other is None
+                else Waiting(
+                    key,
+                    one.held + other.held,
+                    max(one.oldest_wait_ms, other.oldest_wait_ms),
+                    one.arrivals + other.arrivals,
+                )
+            )
+    return list(merged.values())

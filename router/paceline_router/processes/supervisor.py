@@ -1,0 +1,221 @@
+"""Starts router processes that share one port, keeps their number, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline_router.processes.admin import CombinedAdmin
+from paceline_router.processes.worker import Orders
+from paceline_router.report.tokens import AdminToken
+from paceline_router.server import Listen
+from paceline_router.settings import Settings
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 10.0
+"""Seconds before a worker that ended is started again; doubled each time, until one has run for `LONGEST_PAUSE`."""
+
+PIPE_BYTES = 64 * 1024
+
+KILL_AFTER = 15.0
+"""Seconds beyond a drain that workers get to end."""
+
+_READY = re.compile(rb"\(admin port ([0-9]+)\)")
+
+
+class StartFailed(Exception):
+    """A worker ended before it was ready."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"it ended with code {code} before it was ready")
+        self.code = code
+
+
+@dataclass(slots=True)
+class Worker:
+    """A running process. `admin_port` is None until its ports are open."""
+
+    process: asyncio.subprocess.Process
+    admin_port: int | None = None
+
+
+def share_of(settings: Settings, processes: int) -> Settings:
+    """The settings of one of so many processes: what bounds the whole is divided, rounded up."""
+    return dataclasses.replace(
+        settings,
+        processes=processes,
+        max_client_connections=-(-settings.max_client_connections // processes),
+        max_in_flight=-(-settings.max_in_flight // processes),
+    )
+
+
+class Supervisor:
+    """The parent of all workers. It has no part in requests: the kernel spreads connections over the workers' sockets,
+    and if this process is gone they end in order.
+    """
+
+    def __init__(
+        self, listen: Listen, settings: Settings, token: AdminToken, config: Path | None, processes: int, log_level: int
+    ) -> None:
+        self._listen = listen
+        self._settings = settings
+        self._config = config
+        self._processes = processes
+        self._log_level = log_level
+        self._workers: dict[int, Worker] = {}
+        self._inner_token = secrets.token_hex(16)
+        self._stopping = asyncio.Event()
+        self._failed: int | None = None
+        self._ready: set[int] = set()
+        self._all_ready = asyncio.Event()
+        self.admin = CombinedAdmin(self._ports, processes, token, self._inner_token, listen.host, listen.admin_port)
+
+    def _ports(self) -> dict[int, int]:
+        return {
+            worker.process.pid: worker.admin_port for worker in self._workers.values() if worker.admin_port is not None
+        }
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT, or until a worker cannot start at all. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        with reserve(self._listen.host, self._listen.port) as reserved:
+            port = reserved.getsockname()[1]
+            keepers = [asyncio.create_task(self._keep(slot, port)) for slot in range(self._processes)]
+            async with self.admin:
+                ready = asyncio.create_task(self._announce(port))
+                try:
+                    await self._stopping.wait()
+                    await self._end(keepers)
+                finally:
+                    ready.cancel()
+                    for worker in self._workers.values():
+                        with contextlib.suppress(ProcessLookupError):
+                            worker.process.kill()
+                    for keeper in keepers:
+                        keeper.cancel()
+                    await asyncio.gather(ready, *keepers, return_exceptions=True)
+        return self._failed or 0
+
+    async def _announce(self, port: int) -> None:
+        await self._all_ready.wait()
+        host = self._listen.host
+        log.info("%d router processes on http://%s:%d, admin on port %d", self._processes, host, port, self.admin.port)
+        print(f"paceline router ready on http://{host}:{port} (admin port {self.admin.port})", flush=True)
+
+    def _stop(self) -> None:
+        """Pass a signal on. The second one makes them hurry, as it does a single process."""
+        self._stopping.set()
+        self.admin.stopping = True
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()
+
+    async def _end(self, keepers: list[asyncio.Task[None]]) -> None:
+        patience = self._settings.shutdown_delay + self._settings.drain_timeout + KILL_AFTER
+        _, late = await asyncio.wait(keepers, timeout=patience)
+        if late:
+            log.error("%d processes did not end in %g s and are killed", len(late), patience)
+
+    async def _keep(self, slot: int, port: int) -> None:
+        """Have one worker run, for ever."""
+        pause = 0.0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                code = await self._run_one(slot, port)
+            except StartFailed as failed:
+                if slot not in self._ready and not self._stopping.is_set():
+                    # It cannot work at all: a wrong file, no cluster. It has said so itself.
+                    self._failed = failed.code or 1
+                    self._stop()
+                    return
+                code = failed.code
+            if self._stopping.is_set():
+                return
+            pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, 2 * pause)
+            log.error("router process %d of %d ended with code %d; starting another", slot + 1, self._processes, code)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = pause or FIRST_PAUSE
+
+    async def _run_one(self, slot: int, port: int) -> int:
+        orders = Orders(
+            self._listen.host,
+            port,
+            self._inner_token,
+            share_of(self._settings, self._processes),
+            None if self._config is None else str(self._config),
+            self._log_level,
+            self._listen.picker,
+        )
+        # In a session of its own, so that an interrupt from the terminal reaches it once, through here.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline_router.processes.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        worker = self._workers[slot] = Worker(process)
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if self._stopping.is_set():
+                process.terminate()
+            process.stdin.write(orders.encode())
+            with contextlib.suppress(TimeoutError):
+                line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+                match = _READY.search(line)
+                if match is not None:
+                    worker.admin_port = int(match[1])
+                    self._ready.add(slot)
+                    if len(self._ready) == self._processes:
+                        self._all_ready.set()
+                    # Whatever else it prints must not fill the pipe.
+                    while data := await process.stdout.read(PIPE_BYTES):
+                        sys.stdout.buffer.write(data)
+                        sys.stdout.flush()
+                    return await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            raise StartFailed(await process.wait())
+        finally:
+            del self._workers[slot]
+            self.admin.ended(process.pid)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that holds the port for sockets of processes to come, without taking connections itself.
+
+    Raises:
+        OSError: somebody else has the port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # A port that others share as well could be bound with the option below.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        port = probe.getsockname()[1]
+    reserved = socket.socket(family)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, port))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved

@@ -1,0 +1,1 @@
+"""What the router says of itself: metrics, timings, slow requests, traces, and the admin API."""

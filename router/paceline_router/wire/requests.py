@@ -1,0 +1,294 @@
+"""What a client asks for: endpoint, service, and the body as the replica must get it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from paceline_router.table.routes import Route, Routes
+from paceline_router.wire.answers import Refusal, model_not_found, unavailable
+
+
+class Request(msgspec.Struct, eq=False):
+    """One HTTP request.
+
+    Attributes:
+        headers: only those the router reads (`heads.READ`), by lower-case name. Requests with the same head share them:
+            who changes any makes a copy.
+        plain: there is nothing to be read or passed on but whose it is: `authorization` and the tenant's name at most.
+        fault: why it is refused if it goes to a replica: a malformed Paceline header, a body that is not plain JSON.
+        length: of the body as announced; `request_head.CHUNKED` where only its end says so.
+        expects: the client waits for 100 Continue before it sends the body.
+        received_at: when it had arrived in full (monotonic seconds).
+    """
+
+    method: bytes
+    target: bytes
+    headers: dict[str, bytes]
+    body: bytes
+    keep_alive: bool = True
+    http10: bool = False
+    received_at: float = 0.0
+    plain: bool = True
+    fault: Refusal | None = None
+    length: int = 0
+    expects: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request's path points: a path that all services share, and the service when the address names one."""
+
+    path: bytes
+    service: str | None
+
+
+PROXIED: dict[bytes, Target] = {
+    path: Target(path, None) for path in (b"/v1/chat/completions", b"/v1/completions", b"/tokenize", b"/detokenize")
+}
+"""Paths that go to a replica, chosen by the `model` in the body. Everything else is answered here or refused."""
+
+MODELS = b"/v1/models"
+
+RETRY_AFTER_ROLLING_OUT = 5
+"""Seconds; a replica of a new revision takes longer than that to start, but the switch itself takes none."""
+
+_ADDRESS = re.compile(rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)(/.*)")
+
+
+_NOTHING = msgspec.Raw(b"")
+_NULL = b"null"
+
+
+class Body(msgspec.Struct, gc=False):
+    """What the router reads of a request's body; the replica reads the rest, and says what is wrong with it.
+
+    A number or switch that is absent, null (what several clients write for "not set") or of a wrong type is not known:
+    `None`. What is kept as raw JSON is read with `given`. Of a key that is there twice the last counts, as in the
+    engine.
+    """
+
+    model: str | None = None
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    response_format: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+
+    @property
+    def text(self) -> bytes:
+        """The raw JSON of messages or prompt. Of a conversation that grows it keeps its beginning to the byte, apart
+        from the closing bracket.
+        """
+        return given(self.messages) or given(self.prompt)
+
+
+def given(raw: msgspec.Raw) -> bytes:
+    """The JSON of a raw field of a body; empty when it is absent or null."""
+    value = bytes(raw)
+    return b"" if value == _NULL else value
+
+
+class _Loose(msgspec.Struct, gc=False):
+    """The same fields, whatever is in them. All others are passed over, however many there are."""
+
+    model: msgspec.Raw = msgspec.Raw(_NULL)
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    response_format: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    max_tokens: msgspec.Raw = _NOTHING
+    max_completion_tokens: msgspec.Raw = _NOTHING
+    n: msgspec.Raw = _NOTHING
+    stream: msgspec.Raw = _NOTHING
+
+
+_decode = msgspec.json.Decoder(Body).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_loosely = msgspec.json.Decoder(_Loose).decode
+_decode_text = msgspec.json.Decoder(str | None).decode
+_encode = msgspec.json.Encoder().encode
+_LOOSE: dict[str, Callable[[msgspec.Raw], Any]] = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), msgspec.json.Decoder(int).decode),
+    "stream": msgspec.json.Decoder(bool).decode,
+}
+_RAW = ("messages", "prompt", "response_format", "tools")
+
+MAX_KEYS = 50_000
+"""In a body that has to be rewritten: each costs about as much as a request."""
+
+
+def parse_target(target: bytes) -> Target:
+    """Split a request target into service address and path. The query is dropped; nothing is normalised or decoded.
+
+    `/v1/...` belongs to all services, `/namespace/name/v1/...` to one, also where the namespace is called `v1`. Only
+    below `/v1/models/` everything is the id of a model, which may have slashes.
+    """
+    known = PROXIED.get(target)
+    if known is not None:
+        return known
+    if not target.startswith(b"/"):
+        # A client that takes the router for a forward proxy sends the absolute form.
+        match = re.match(rb"https?://[^/?#]*(/[^?#]*)?", target, re.IGNORECASE)
+        target = (match.group(1) or b"/") if match else target
+    path = target.split(b"?", 1)[0]
+    if not path.startswith(MODELS + b"/"):
+        match = _ADDRESS.fullmatch(path)
+        if match and (match[3].startswith(b"/v1/") or match[3] in PROXIED):
+            return Target(match[3], f"{match[1].decode()}/{match[2].decode()}")
+    return Target(path, None)
+
+
+def model_id(path: bytes) -> str | None:
+    """The id in `/v1/models/{id}`, whose slashes may be plain or encoded; None when there is none."""
+    raw = path[len(MODELS) + 1 :]
+    if not raw:
+        return None
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def parse_body(body: bytes) -> Body:
+    """What the router needs of a body.
+
+    Raises:
+        Refusal: 400, in words, when the body is not a JSON object or `model` is not text.
+    """
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        return _parse_loosely(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _not_json(exc) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _parse_loosely(body: bytes) -> Body:
+    """Field by field, for a body in which some field has a wrong type."""
+    try:
+        fields = _decode_loosely(body)
+    except msgspec.ValidationError:
+        raise Refusal(400, "The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _not_json(exc) from None
+    except RecursionError:
+        raise _too_deep() from None
+    found = Body()
+    try:
+        found.model = _decode_text(fields.model)
+    except msgspec.ValidationError:
+        raise Refusal(400, "`model` must be a string.", param="model") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _not_json(exc) from None
+    for name in _RAW:
+        setattr(found, name, getattr(fields, name))
+    for name, decode in _LOOSE.items():
+        with contextlib.suppress(msgspec.DecodeError):
+            setattr(found, name, decode(getattr(fields, name)))
+    return found
+
+
+def _not_json(exc: Exception) -> Refusal:
+    return Refusal(400, f"The request body is not valid JSON: {exc}.")
+
+
+def _too_deep() -> Refusal:
+    return Refusal(400, "The request body is nested too deeply.")
+
+
+def find_route(routes: Routes, service: str | None, model: str | None, *, by_hand: bool = False) -> Route:
+    """The service of a request.
+
+    Args:
+        service: from the path, if it names one.
+        model: from the body.
+        by_hand: the request names its revision, so the names of revisions without traffic count as well.
+
+    Raises:
+        Refusal: 400 when nothing names a service, 404 when what is named does not exist, 503 when it is a name that
+            the service is to have once the roll-out under way has moved traffic.
+    """
+    route: Route | None
+    if service is None:
+        if not model:
+            raise Refusal(400, "You must provide a `model` parameter.", param="model")
+        route = routes.by_model.get(model)
+        if route is not None:
+            return route
+        route = routes.by_other_name.get(model)
+    else:
+        route = routes.by_key.get(service)
+        if route is None:
+            raise model_not_found(service)
+        if not model or model in (route.served_name, service) or model in route.names:
+            return route
+        if model not in route.other_names:
+            route = None
+    if route is not None and by_hand:
+        return route
+    if route is not None and model == route.service.served_name:
+        raise unavailable(
+            f"The model `{model}` is being rolled out; until traffic has moved, ask for `{route.service.key}`.",
+            RETRY_AFTER_ROLLING_OUT,
+        )
+    raise model_not_found(model)
+
+
+def body_for(served_name: str, model: str | None, body: bytes) -> bytes:
+    """The body with `served_name` as `model`, all other values kept to the byte.
+
+    A body that already says so is returned as it is.
+
+    Raises:
+        Refusal: 400 when a key of the body is not text, or there are far too many.
+    """
+    if model == served_name:
+        return body
+    if body.count(b'":') > MAX_KEYS:
+        raise Refusal(400, f"The request body has more than {MAX_KEYS} keys.")
+    try:
+        fields: Mapping[str, msgspec.Raw] = _decode_raw(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        # Reading some fields passes over the others' keys; here they are all read.
+        raise _not_json(exc) from None
+    return _encode({**fields, "model": served_name})
+
+
+def models_page(routes: Routes, service: str | None) -> dict[str, object]:
+    """The body of `GET /v1/models`.
+
+    Raises:
+        Refusal: 404 when the address names a service that does not exist.
+    """
+    served = routes.models
+    if service is not None:
+        route = find_route(routes, service, None)
+        served = {route.served_name: route}
+    return {"object": "list", "data": [_model_card(name, route) for name, route in served.items()]}
+
+
+def model_page(routes: Routes, service: str | None, model: str | None) -> dict[str, object]:
+    """The body of `GET /v1/models/{id}`: the same object that the list has.
+
+    Raises:
+        Refusal: 404.
+    """
+    if not model:
+        raise Refusal(404, "A model id follows /v1/models/; GET /v1/models lists them.")
+    return _model_card(model, find_route(routes, service, model))
+
+
+def _model_card(name: str, route: Route) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": route.service.created, "owned_by": "paceline"}

@@ -1,0 +1,262 @@
+"""The engine in one object: requests in, steps run, tokens out. The core process drives it, and so do benchmarks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+import torch
+
+from paceline_crds.runtime_config import RuntimeConfig
+from paceline_runtime.messages import (
+    AddRequest,
+    EngineStats,
+    RejectCode,
+    StepOutputs,
+    StepPhases,
+    TokenLogprob,
+    TokenOutput,
+)
+from paceline_runtime.model.runner import SequenceInput
+from paceline_runtime.model.sampling import check_sampling, likely, prompt_logprobs, sample
+
+from .answers import Answer, answer_of, prompt_positions, token_output
+from .request import Request
+from .scheduler import Batch, Refused, ScheduledSeq, Scheduler
+from .startup import start
+from .trace import StepTrace
+
+
+class LLMEngine:
+    """A loaded model that takes requests. Not thread-safe: one thread calls everything.
+
+    Args:
+        max_waiting: requests that may queue; by default what the configuration says.
+        trace: where each step is written down.
+
+    Raises (from the constructor):
+        StartupError: with words and an exit code, if the model or the configuration cannot work.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, *, max_waiting: int | None = None, trace: StepTrace | None = None
+    ) -> None:
+        parts = start(config, max_waiting=max_waiting)
+        self.config = parts.config
+        self.ready = parts.ready
+        self.scheduler: Scheduler = parts.scheduler
+        self._runner = parts.runner
+        self._mover = parts.mover
+        self._vocab_size = parts.spec.vocab_size
+        self._eos = parts.spec.eos_token_ids
+        self._trace = trace
+        self._steps = 0
+        self._sequence = 0
+        self._deliver_seconds = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """No request is there."""
+        return self.scheduler.idle
+
+    def add_request(self, message: AddRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            Refused: with words for the client, if it cannot be served.
+        """
+        self._check_values(message)
+        seed = message.sampling.seed
+        self.scheduler.add(message, secrets.randbits(63) if seed is None else seed, now=time.monotonic())
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free what it holds; False if it is not there (any more)."""
+        return self.scheduler.abort(request_id)
+
+    def step(self) -> StepOutputs | None:
+        """Run one step; `None` if there was nothing to do and nothing to tell."""
+        started = time.monotonic()
+        batch = self.scheduler.schedule(started)
+        outputs = [token_output(request, [], ended, started) for request, ended in self.scheduler.take_ended()]
+        if batch is None:
+            events = self.scheduler.take_events()
+            return StepOutputs(outputs, self.stats(), events) if outputs or events else None
+        moving = time.monotonic()
+        batch = self._move(batch)
+        moved = time.monotonic()
+        starts = [seq.request.num_computed for seq in batch.seqs]
+        phases = StepPhases(
+            prepare=moving - started, sync=moved - moving, forward=0, sample=0, update=0, deliver=self._deliver_seconds
+        )
+        if batch.seqs:
+            made, phases = self._compute(batch, phases)
+            outputs += made
+        self._steps += 1
+        stats = self.stats(batch.num_tokens, len(batch.seqs), phases)
+        if self._trace is not None:
+            self._trace.step(self._steps, started, batch, starts, phases, stats)
+        return StepOutputs(outputs, stats, self.scheduler.take_events())
+
+    def delivered(self, seconds: float) -> None:
+        """Tell how long the last step's outputs took to be sent; it is part of the next report."""
+        self._deliver_seconds = seconds
+
+    def stats(self, batch_tokens: int = 0, batch_seqs: int = 0, phases: StepPhases | None = None) -> EngineStats:
+        """The state now, as a new report."""
+        self._sequence += 1
+        scheduler, blocks, totals = self.scheduler, self.scheduler.blocks, self.scheduler.totals
+        return EngineStats(
+            sequence=self._sequence,
+            step=self._steps,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_blocks_used=blocks.num_used,
+            kv_blocks_total=blocks.num_blocks,
+            kv_blocks_cached=blocks.num_cold,
+            prefill_tokens=scheduler.prefill_tokens,
+            decode_tokens=scheduler.decode_tokens,
+            preemptions_total=totals.preemptions,
+            preemptions=scheduler.preemptions(),
+            recomputed_tokens_total=totals.recomputed_tokens,
+            evicted_blocks_total=blocks.evicted_blocks,
+            prefix_query_tokens_total=totals.prefix_query_tokens,
+            prefix_hit_tokens_total=totals.prefix_hit_tokens,
+            prompt_tokens_total=totals.prompt_tokens,
+            generation_tokens_total=totals.generation_tokens,
+            waiting_by_reason=scheduler.waiting_by_reason(),
+            tiers=scheduler.tier_stats(),
+            batch_tokens=batch_tokens,
+            batch_seqs=batch_seqs,
+            phases=phases,
+        )
+
+    def check_integrity(self) -> None:
+        """Compare the books of blocks and requests.
+
+        Raises:
+            IntegrityError: if they do not add up.
+        """
+        self.scheduler.check_integrity()
+
+    # --- one step ---
+
+    def _move(self, batch: Batch) -> Batch:
+        """Blocks between memories, then copies within the cache: all before the model reads or writes any."""
+        if batch.transfers:
+            report = self._mover.execute(batch.transfers)
+            batch = self.scheduler.transferred(batch, report, time.monotonic())
+        self._mover.copy(batch.copies)
+        return batch
+
+    def _compute(self, batch: Batch, phases: StepPhases) -> tuple[list[TokenOutput], StepPhases]:
+        """Forward, sample, update; the outputs, and the phases with these three in them."""
+        started = time.monotonic()
+        wanted = [self._positions(seq) for seq in batch.seqs]
+        step = self._runner.prepare([_input(seq, positions) for seq, positions in zip(batch.seqs, wanted, strict=True)])
+        choices, rows = _choices(batch, wanted)
+        states = [answer_of(request, self._eos, self._vocab_size).sampling for request in choices]
+        scored = any(seq.request.sampling.prompt_logprobs is not None for seq in batch.seqs)
+        plain = not scored and not any(state.needs for state in states)
+        prepared = time.monotonic()
+        likeliest = self._runner.greedy_tokens(step) if plain else None
+        logits = self._runner.forward(step) if likeliest is None else None
+        forwarded = time.monotonic()
+        self._runner.synchronize()
+        synced = time.monotonic()
+        prompts: dict[str, list[TokenLogprob | None]] = {}
+        if logits is not None:
+            prompts = self._prompt_logprobs(batch, wanted, logits)
+            for request in choices:
+                # Of several answers to a prompt, the one that computed it told all there is to tell.
+                answer_of(request, self._eos, self._vocab_size).reported = request.prompt_len
+            made = sample(logits, states, rows)
+        else:
+            made = [likely(*(likeliest or ())[row]) for row in rows]
+        sampled = {request.request_id: one for request, one in zip(choices, made, strict=True)}
+        sampled_at = time.monotonic()
+        tokens = {request_id: one.token for request_id, one in sampled.items()}
+        outputs = []
+        for request, new, ended in self.scheduler.update(batch, tokens, sampled_at):
+            one = sampled.get(request.request_id)
+            if isinstance(request.sampling_state, Answer) and new and ended is None:
+                request.sampling_state.sampling.append(new[0])
+            outputs.append(
+                token_output(
+                    request, new, ended, sampled_at, sampled=one, prompt_logprobs=prompts.pop(request.request_id, None)
+                )
+            )
+        requests = {seq.request.request_id: seq.request for seq in batch.seqs}
+        for request_id, entries in prompts.items():  # of prompts that go on
+            outputs.append(token_output(requests[request_id], [], None, sampled_at, prompt_logprobs=entries))
+        self.scheduler.observe(sampled_at - prepared, batch)
+        updated = time.monotonic()
+        return outputs, msgspec.structs.replace(
+            phases,
+            prepare=phases.prepare + prepared - started,
+            forward=forwarded - prepared,
+            sync=phases.sync + synced - forwarded,
+            sample=sampled_at - synced,
+            update=updated - sampled_at,
+        )
+
+    def _positions(self, seq: ScheduledSeq) -> range:
+        if seq.request.sampling.prompt_logprobs is not None:
+            answer_of(seq.request, self._eos, self._vocab_size)
+        return prompt_positions(seq.request, seq.count)
+
+    def _prompt_logprobs(
+        self, batch: Batch, wanted: list[range], logits: torch.Tensor
+    ) -> dict[str, list[TokenLogprob | None]]:
+        """What is to be told of prompts, by request."""
+        found: dict[str, list[TokenLogprob | None]] = {}
+        row = 0
+        for seq, positions in zip(batch.seqs, wanted, strict=True):
+            request, count = seq.request, seq.request.sampling.prompt_logprobs
+            if count is not None:
+                answer = answer_of(request, self._eos, self._vocab_size)
+                entries: list[TokenLogprob | None] = [None] if answer.reported == 0 else []
+                if positions:
+                    following = request.tokens[positions.start + 1 : positions.stop + 1]
+                    entries += prompt_logprobs(logits[row : row + len(positions)], following, count)
+                answer.reported += len(entries)
+                if entries:
+                    found[request.request_id] = entries
+            row += _num_logits(seq, positions)
+        return found
+
+    def _check_values(self, message: AddRequest) -> None:
+        for token in message.prompt_token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise Refused(
+                    RejectCode.INVALID,
+                    f"prompt has the token id {token}; this model's ids go from 0 to {self._vocab_size - 1}",
+                )
+        try:
+            check_sampling(message.sampling, self._vocab_size, len(message.prompt_token_ids))
+        except ValueError as error:
+            raise Refused(RejectCode.INVALID, str(error)) from None
+
+
+def _num_logits(seq: ScheduledSeq, positions: range) -> int:
+    """Rows of logits that the model is asked for: all from the first wanted position on, or the last one, or none."""
+    if positions:
+        return seq.request.num_computed + seq.count - positions.start
+    return 1 if seq.samples else 0
+
+
+def _choices(batch: Batch, wanted: list[range]) -> tuple[list[Request], list[int]]:
+    """Who gets a token, and from which row of logits."""
+    choices: list[Request] = []
+    rows: list[int] = []
+    end = 0
+    for seq, positions in zip(batch.seqs, wanted, strict=True):
+        end += _num_logits(seq, positions)
+        choices += seq.choices
+        rows += [end - 1] * len(seq.choices)
+    return choices, rows
+
+
+def _input(seq: ScheduledSeq, positions: range) -> SequenceInput:
+    request, start = seq.request, seq.request.num_computed
+    return SequenceInput(request.tokens[start : start + seq.count], start, request.blocks, _num_logits(seq, positions))

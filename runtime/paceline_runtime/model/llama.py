@@ -1,0 +1,122 @@
+"""The Llama network (and Mistral and Qwen2, which differ by a bias) over a paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .attention import AttentionBackend, write_kv
+from .checkpoint import Checkpoint
+from .linear import Linear
+from .rope import RotaryTable, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: torch.Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaModel:
+    """Weights on one device, in one type.
+
+    Projections that read the same input are one matrix. A tied output matrix is held twice on the CPU: rows for the
+    look-up, and the layout of `Linear` for the product.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight_dtype: torch.dtype,
+        max_position: int,
+    ) -> None:
+        self.spec = spec = checkpoint.spec
+        self.num_parameters = 0
+        self._device, self._dtype, self._weight_dtype = device, dtype, weight_dtype
+        hidden, q_size, kv_size = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self._embedding = self._load(checkpoint, "model.embed_tokens.weight", spec.vocab_size, hidden)
+        self._layers: list[_Layer] = []
+        for index in range(spec.num_layers):
+            prefix = f"model.layers.{index}."
+
+            def linear(module: str, rows: tuple[int, ...], columns: int, bias: bool, at: str = prefix) -> Linear:
+                parent, *names = module.split(" ")
+                pairs = list(zip(names, rows, strict=True))
+                weights = [self._load(checkpoint, f"{at}{parent}.{n}.weight", size, columns) for n, size in pairs]
+                biases = [self._load(checkpoint, f"{at}{parent}.{n}.bias", size) for n, size in pairs] if bias else None
+                return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+            self._layers.append(
+                _Layer(
+                    attention_norm=self._load(checkpoint, prefix + "input_layernorm.weight", hidden),
+                    qkv=linear("self_attn q_proj k_proj v_proj", (q_size, kv_size, kv_size), hidden, spec.qkv_bias),
+                    output=linear("self_attn o_proj", (hidden,), q_size, spec.output_bias),
+                    mlp_norm=self._load(checkpoint, prefix + "post_attention_layernorm.weight", hidden),
+                    gate_up=linear("mlp gate_proj up_proj", (spec.intermediate_size,) * 2, hidden, spec.mlp_bias),
+                    down=linear("mlp down_proj", (hidden,), spec.intermediate_size, spec.mlp_bias),
+                )
+            )
+        self._final_norm = self._load(checkpoint, "model.norm.weight", hidden)
+        if spec.tied_embeddings:
+            self._head = Linear(self._embedding)
+        else:
+            self._head = Linear(self._load(checkpoint, "lm_head.weight", spec.vocab_size, hidden))
+        self._rotary = RotaryTable(spec.rope, spec.head_dim, max_position, device)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: list[tuple[torch.Tensor, torch.Tensor]],
+        slot_mapping: torch.Tensor,
+        attention: AttentionBackend,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one step; keys and values of the new tokens are written into the cache.
+
+        Args:
+            token_ids: [T].
+            positions: [T], each token's place in its sequence.
+            kv_cache: key and value cache of each layer.
+            slot_mapping: [T], where the keys and values go.
+            attention: planned for this step.
+            logit_rows: [R], the rows of T whose next token is asked for.
+
+        Returns:
+            Logits [R, vocab], float32.
+        """
+        spec = self.spec
+        cos, sin = self._rotary.at(positions)
+        x = F.embedding(token_ids, self._embedding)
+        for layer, (key_cache, value_cache) in zip(self._layers, kv_cache, strict=True):
+            qkv = layer.qkv(self._norm(x, layer.attention_norm))
+            heads = qkv.view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+            rotated = rotate(heads[:, : spec.num_heads + spec.num_kv_heads], cos, sin)
+            query, key = rotated[:, : spec.num_heads], rotated[:, spec.num_heads :]
+            value = heads[:, spec.num_heads + spec.num_kv_heads :]
+            write_kv(key, value, key_cache, value_cache, slot_mapping)
+            x = x + layer.output(attention(query, key_cache, value_cache).flatten(1))
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
+        return self._head(self._norm(x[logit_rows], self._final_norm)).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_norm_eps)
+
+    def _load(self, checkpoint: Checkpoint, name: str, *shape: int) -> torch.Tensor:
+        value = checkpoint.tensor(name, *shape)
+        if len(shape) == 2:
+            # Rounded to the weights' type, then kept as what it is multiplied with.
+            value = value.to(self._weight_dtype)
+        value = value.to(device=self._device, dtype=self._dtype)
+        self.num_parameters += value.numel()
+        return value

@@ -1,0 +1,157 @@
+"""Runs the model on a device: picks the kernels, holds the KV cache, warms up."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from paceline_runtime.native import NativeUnavailable, load
+
+from .checkpoint import Checkpoint
+from .inputs import SequenceInput
+from .native_llama import NativeLlama, NativeStep, unsupported
+from .source import ModelInvalid
+from .torch_llama import TorchLlama, TorchStep
+
+__all__ = ["ModelRunner", "SequenceInput", "StepInput", "pick_device"]
+
+log = logging.getLogger(__name__)
+
+StepInput = NativeStep | TorchStep
+"""One step, as the kernels take it."""
+
+
+def pick_device() -> tuple[torch.device, torch.dtype]:
+    """A GPU where there is one (bfloat16), else the CPU (float32: exact)."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0), torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.device("cpu"), torch.float32
+
+
+class ModelRunner:
+    """The model with its cache. Not thread-safe.
+
+    Args:
+        dtype: of activations and cache.
+        weight_dtype: of the matrices; `dtype` where absent. On the CPU bfloat16 halves the memory of the weights, and
+            nearly the time of small batches; sums stay float32.
+
+    Attributes:
+        kernels: what runs the network: `native-avx512bf16`, `native-avx512`, `native-avx2` or `torch`.
+        kv_cache: a (key, value) pair for each layer, contiguous, the block's number first; what is inside a block is
+            the kernels' own affair. Empty before `allocate_cache`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_size: int,
+        max_model_len: int,
+        weight_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.device, self.dtype, self.weight_dtype = device, dtype, weight_dtype or dtype
+        self.block_size, self.num_blocks = block_size, 0
+        self.kv_cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.model: NativeLlama | TorchLlama
+        try:
+            if device.type != "cpu" or dtype is not torch.float32:
+                raise NativeUnavailable(f"the kernels are for float32 on a CPU, not {dtype} on {device.type}")
+            if reason := unsupported(checkpoint.spec, block_size):
+                raise NativeUnavailable(reason)
+            library = load()
+        except NativeUnavailable as error:
+            if device.type == "cpu":
+                log.warning("the native kernels do not serve this model: %s; PyTorch does, more slowly", error)
+            self.kernels = "torch"
+            self.model = TorchLlama(
+                checkpoint,
+                device=device,
+                dtype=dtype,
+                weight_dtype=self.weight_dtype,
+                block_size=block_size,
+                max_position=max_model_len,
+            )
+        else:
+            self.kernels = f"native-{library.isa}"
+            self.model = NativeLlama(
+                checkpoint,
+                library,
+                weight_dtype=self.weight_dtype,
+                block_size=block_size,
+                max_position=max_model_len,
+            )
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Make the KV cache. Call once, before any step."""
+        self.kv_cache = self.model.allocate_cache(num_blocks)
+        self.num_blocks = num_blocks
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the weights that are pages of a file.
+
+        The system counts them as memory that it could take back; who plans with what is available has to take them off.
+        """
+        return self.model.mapped_bytes
+
+    @property
+    def device_name(self) -> str:
+        """`cpu`, or what the GPU calls itself."""
+        return "cpu" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+
+    def prepare(self, seqs: list[SequenceInput]) -> StepInput:
+        """The input of one step of these sequences."""
+        return self.model.prepare(seqs)
+
+    def forward(self, step: StepInput) -> torch.Tensor:
+        """Logits [R, vocab] (float32): of each sequence in order, the rows of its last `num_logits` new tokens."""
+        return self.model.forward(step)  # type: ignore[arg-type]  # a step comes from this model's own `prepare`
+
+    def greedy_tokens(self, step: StepInput) -> list[tuple[int, float]]:
+        """In place of `forward` where only the likeliest tokens are wanted: of each row the token and its logit.
+
+        Of equal logits the lowest token counts; the logit is NaN if any of the row is. The native kernels then write no
+        logits at all.
+        """
+        return self.model.greedy_tokens(step)  # type: ignore[arg-type]  # as in `forward`
+
+    def warm_up(self, *, max_batched_tokens: int, chunk_tokens: int, max_num_seqs: int, max_model_len: int) -> float:
+        """Run the largest prompt chunk and the largest batch of decodes, on a GPU also a whole step's budget of chunks.
+
+        Kernels are then loaded, and a GPU's memory for the largest step is known to be there. The cache may hold
+        nothing yet: its blocks are written over.
+
+        Returns:
+            Seconds it took.
+
+        Raises:
+            ModelInvalid: what the model computes of a prompt is no number.
+        """
+        started = time.monotonic()
+        capacity = self.num_blocks * self.block_size
+        chunk = min(chunk_tokens, max_model_len, capacity)
+        context = max(min(max_model_len, capacity // max_num_seqs), 1)
+        blocks = list(range(-(-max(chunk, context) // self.block_size)))
+        # On a CPU another chunk in the step adds seconds to the start and nothing that could fail later.
+        chunks = 1 if self.device.type == "cpu" else min(max(max_batched_tokens // chunk, 1), max_num_seqs)
+        prompts = [SequenceInput([0] * chunk, 0, blocks, 1)] * chunks
+        for seqs in (prompts, [SequenceInput([0], context - 1, blocks, 1)] * max_num_seqs):
+            logits = self.forward(self.prepare(seqs))
+            self.synchronize()
+            if seqs is prompts and not bool(torch.isfinite(logits).all()):
+                # The decodes read blocks that nothing was written to, so they prove nothing.
+                raise ModelInvalid(
+                    "the model's output is not a number (NaN or infinite): its weights are damaged, or too large for "
+                    f"{self.dtype}; fetch the files anew"
+                )
+        return time.monotonic() - started
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

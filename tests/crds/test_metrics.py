@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline_crds import metrics
+from paceline_crds.metrics import CATALOGUE, Metric
+
+PAGE = Path("docs/reference/metrics.md")
+ROOT = Path(__file__).parents[2]
+
+every_metric = pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
+
+
+def test_the_committed_page_is_the_one_the_catalogue_generates() -> None:
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == metrics.markdown(), "run `make crds`"
+
+
+def test_the_command_writes_the_page_where_it_is_committed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline_crds", "--write", str(tmp_path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert (tmp_path / PAGE).read_text(encoding="utf-8") == (ROOT / PAGE).read_text(encoding="utf-8")
+    assert str(tmp_path / PAGE) in said.splitlines()
+
+
+def test_the_page_has_a_row_for_every_metric() -> None:
+    rows = re.findall(r"^\| `(.+?)` \|", metrics.markdown(), re.MULTILINE)
+    assert rows == [metric.name for metric in CATALOGUE]
+
+
+def test_every_component_has_its_part_and_the_parts_are_the_whole() -> None:
+    parts = (metrics.RUNTIME, metrics.ROUTER, metrics.OPERATOR)
+    assert all(parts)
+    assert sum(parts, ()) == CATALOGUE
+
+
+def test_no_two_families_share_a_series() -> None:
+    def series(metric: Metric) -> list[str]:
+        if metric.kind == "histogram":
+            return [metric.name + suffix for suffix in ("", "_bucket", "_sum", "_count")]
+        return [metric.name]
+
+    names = [name for metric in CATALOGUE for name in series(metric)]
+    assert len(names) == len(set(names))
+
+
+@every_metric
+def test_names_follow_prometheus(metric: Metric) -> None:
+    assert re.fullmatch(r"(vllm:)?[a-z][a-z0-9_]*", metric.name)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in metric.labels)
+    assert len(set(metric.labels)) == len(metric.labels)
+    # The one histogram of vLLM that is named like a counter keeps its name.
+    assert metric.name.endswith("_total") == (metric.kind == "counter" or metric.name == "vllm:iteration_tokens_total")
+    assert not metric.name.endswith(("_bucket", "_sum", "_count", "_created"))
+    for unit in ("seconds", "bytes"):
+        assert (re.search(rf"_{unit}(_total)?$", metric.name) is not None) == (metric.unit == unit)
+
+
+@every_metric
+def test_help_fits_a_table_and_the_exposition(metric: Metric) -> None:
+    assert metric.help
+    assert not set(metric.help) & set('|\\\n"')
+
+
+@pytest.mark.parametrize("metric", metrics.RUNTIME, ids=lambda metric: metric.name)
+def test_the_engine_leaves_to_scraping_what_scraping_adds(metric: Metric) -> None:
+    assert not set(metric.labels) & set(metrics.SCRAPE_LABELS)
+
+
+@pytest.mark.parametrize("metric", [m for m in CATALOGUE if m.kind == "histogram"], ids=lambda metric: metric.name)
+def test_a_histogram_has_a_shape_or_a_tenant_but_not_both(metric: Metric) -> None:
+    assert not {"shape", "tenant"} <= set(metric.labels)
+    assert "prompt_version" not in metric.labels
+
+
+def test_reading_the_catalogue_brings_no_library_along() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import paceline_crds.metrics;"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert said.split() == ["paceline_crds"]
