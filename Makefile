@@ -3,7 +3,9 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest
+# In CI a test that failed is run once more, and the summary names it ("R", rerun): a fault of the code fails twice.
+RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE,)
+PYTEST := $(BIN)/python -m pytest $(RERUNS)
 
 .DEFAULT_GOAL := help
 .PHONY: help install lock demo demo-down test test-fast e2e lint format crds bench soak

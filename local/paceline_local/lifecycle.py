@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline_local import network, parts, processes, state
 from paceline_local.build import control_plane_tools
@@ -188,10 +189,7 @@ class Lifecycle:
 
     def _delete_surplus_nodes(self, cluster: Cluster, record: InstanceRecord) -> None:
         """Delete the Node objects of nodes that were stopped for good, so that their pods are made anew elsewhere."""
-        _, admin = clients(self.instance)
-        listed, problem = asked(admin, f"{cluster.server}/api/v1/nodes")
-        if problem is not None:
-            raise UnreachableError(problem)
+        listed = self._listed(f"{cluster.server}/api/v1/nodes")
         wanted = {parts.node_name(index) for index in range(record.shape.nodes)}
         for name in [node["metadata"]["name"] for node in listed["items"]]:
             if re.fullmatch(r"node-\d+", name) and name not in wanted:
@@ -199,6 +197,20 @@ class Lifecycle:
                 # Their processes are gone, which nobody is left to report; pod garbage collection takes a minute.
                 bound = f"--field-selector=spec.nodeName={name}"
                 cluster.kubectl("delete", "pods", "--all-namespaces", bound, "--force", "--grace-period=0")
+
+    def _listed(self, url: str) -> Any:
+        """The list at `url`, asked for again while there is no answer.
+
+        An API server says that it is ready and may yet leave reads unanswered for seconds: its connections to an etcd
+        that was killed are found dead one by one.
+        """
+        _, admin = clients(self.instance)
+        problem: str | None = None
+        for _ in ticks(READY_TIMEOUT, 0.2):
+            listed, problem = asked(admin, url)
+            if problem is None:
+                return listed
+        raise UnreachableError(problem or f"{url} was not asked")
 
     def stop(self) -> None:
         """End every process of the instance: nodes first, then their pods, then the rest in reverse order."""
