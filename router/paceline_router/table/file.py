@@ -7,84 +7,29 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from paceline_crds.base import Model
-from paceline_crds.names import DEFAULT_POOL
-from paceline_crds.routing import RoutingSpec, ScalingSpec, Shape, SLOSpec
-from paceline_crds.tenancy import TenancySpec
-from paceline_router.table.policy import Policy, make_policy
+from paceline_crds.routing import RoutingSpec
+from paceline_router.table.file_form import (
+    FileReplica,
+    FileService,
+    RoutesFile,
+    address_of,
+    contradictions,
+    rules_broken,
+)
+from paceline_router.table.policy import make_policy
 from paceline_router.table.records import Limits, Replica, Service, Table, TrafficShare
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-
-_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-Name = Annotated[str, Field(pattern=_NAME)]
-
-
-class FileReplica(Model):
-    """One replica. `url` is its base address, for example http://127.0.0.1:8000."""
-
-    url: Annotated[str, Field(pattern=r"^http://[^/]+/?$")]
-    name: str | None = None
-    pool: Name = DEFAULT_POOL
-    revision: Name | None = None
-    ready: bool = True
-    draining: bool = False
-
-
-class FileShare(Model):
-    """Whole percent of a pool's requests for one revision."""
-
-    pool: Name = DEFAULT_POOL
-    revision: Name
-    weight: Annotated[int, Field(ge=0, le=100)]
-
-
-class FileTraffic(Model):
-    """Shares by revision; left out, every replica takes part."""
-
-    generation: int = 1
-    entries: list[FileShare]
-
-
-class FilePool(Model):
-    """What is said of a pool: the shapes that come to it, and what its replicas take."""
-
-    name: Name
-    shapes: list[Shape] = Field(default_factory=list)
-    slo: SLOSpec | None = None
-    max_model_len: Annotated[int | None, Field(ge=1)] = None
-    max_num_seqs: Annotated[int | None, Field(ge=1)] = None
-
-
-class FileService(Model):
-    """One service. `routing`, `tenancy`, `slo` and `scaling` are written as in the spec of an InferenceService."""
-
-    name: Annotated[str, Field(pattern=_NAME.replace("$", "/") + _NAME[1:])]
-    """`namespace/name`."""
-    served_name: str | None = None
-    replicas: list[FileReplica] = Field(default_factory=list)
-    pools: list[FilePool] = Field(default_factory=list)
-    traffic: FileTraffic | None = None
-    routing: RoutingSpec | None = None
-    tenancy: TenancySpec | None = None
-    keys_file: str | None = None
-    """For `tenancy.identity.from: APIKey`: a YAML file of tenant: SHA-256 of the key, where a cluster has a Secret."""
-    slo: SLOSpec | None = None
-    scaling: ScalingSpec | None = None
-
-
-class RoutesFile(Model):
-    """The file."""
-
-    services: list[FileService]
 
 
 class RoutesFileError(ValueError):
@@ -95,7 +40,8 @@ def read_table(path: Path) -> Table:
     """Read the file into a table.
 
     Raises:
-        RoutesFileError: it is missing, not YAML, or does not have the form of `RoutesFile`.
+        RoutesFileError: it is missing, not YAML, does not have the form of `RoutesFile`, or breaks a rule of the CRD;
+            the message has every fault with its place and what to write.
     """
     try:
         raw: Any = yaml.safe_load(path.read_text())
@@ -109,37 +55,55 @@ def read_table(path: Path) -> Table:
         text = json.dumps(raw, default=str)
     except (ValueError, TypeError, RecursionError) as exc:
         raise RoutesFileError(f"{path} is nothing that JSON could say: {exc}") from exc
+    entries = raw.get("services") if isinstance(raw, dict) else None
+    broken = [
+        f"{_place(number, entry)}: {words}"
+        for number, entry in enumerate(entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict)
+        for words in rules_broken(entry)
+    ]
     try:
         file = RoutesFile.model_validate_json(text)
     except ValidationError as exc:
-        lines = [f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in exc.errors()]
-        raise RoutesFileError(f"{path}: {'; '.join(lines)}") from exc
+        # Of a text in a wrong form the rule has the better words.
+        broken += [_in_words(e) for e in exc.errors() if not broken or e["type"] != "string_pattern_mismatch"]
+        raise RoutesFileError(f"{path}: {'; '.join(broken)}") from exc
+    broken += [f"{entry.name}: {words}" for entry in file.services for words in contradictions(entry)]
     services: dict[str, Service] = {}
     replicas: dict[str, Replica] = {}
     for position, entry in enumerate(file.services):
         if entry.name in services:
-            raise RoutesFileError(f"{path}: the service {entry.name} is there twice")
-        services[entry.name] = _service(entry, position, path)
+            broken.append(f"the service {entry.name} is there twice; write it once")
+        services[entry.name] = _service(entry, position)
         limits = {pool.name: Limits(pool.max_model_len, pool.max_num_seqs) for pool in entry.pools}
         for replica in entry.replicas:
-            record = _replica(entry.name, replica, limits)
-            if record.uid in replicas:
-                raise RoutesFileError(f"{path}: {entry.name} has the replica {replica.url} twice")
-            replicas[record.uid] = record
+            try:
+                record = _replica(entry.name, replica, limits)
+            except ValueError as exc:
+                broken.append(f"{entry.name}: replicas: {exc}")
+            else:
+                replicas[record.uid] = record
+    if broken:
+        raise RoutesFileError(f"{path}: {'; '.join(dict.fromkeys(broken))}")
     return Table(services=services, replicas=replicas)
 
 
-def _service(entry: FileService, position: int, path: Path) -> Service:
+def _place(number: int, entry: dict[str, Any]) -> str:
+    name = entry.get("name")
+    return name if isinstance(name, str) and name else f"services.{number}"
+
+
+def _in_words(error: ErrorDetails) -> str:
+    place = ".".join(map(str, error["loc"])) or "the file"
+    if error["type"] == "extra_forbidden":
+        return f"{place}: there is no such field; remove it, or see to its spelling"
+    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _service(entry: FileService, position: int) -> Service:
     traffic = entry.traffic
-    claims: dict[str, str] = {}
-    for pool in entry.pools:
-        for shape in pool.shapes:
-            if shape.value in claims:
-                raise RoutesFileError(
-                    f"{path}: {entry.name}: the shape {shape.value} is claimed by the pools {claims[shape.value]} and "
-                    f"{pool.name}; each shape belongs to one pool"
-                )
-            claims[shape.value] = pool.name
+    claims = {shape.value: pool.name for pool in entry.pools for shape in pool.shapes}
+    pool_slo = {pool.name: pool.slo for pool in entry.pools if pool.slo is not None}
     return Service(
         key=entry.name,
         served_name=entry.served_name or entry.name.partition("/")[2],
@@ -147,24 +111,13 @@ def _service(entry: FileService, position: int, path: Path) -> Service:
         generation=traffic.generation if traffic else 0,
         traffic=tuple(TrafficShare(e.pool, e.revision, e.weight) for e in traffic.entries) if traffic else (),
         wanted=len(entry.replicas),
-        policy=_policy(entry, claims),
+        policy=make_policy(entry.routing or RoutingSpec(), entry.tenancy, entry.slo, entry.scaling, claims, pool_slo),
         keys_file=entry.keys_file,
     )
 
 
-def _policy(entry: FileService, claims: dict[str, str]) -> Policy:
-    pool_slo = {pool.name: pool.slo for pool in entry.pools if pool.slo is not None}
-    return make_policy(entry.routing or RoutingSpec(), entry.tenancy, entry.slo, entry.scaling, claims, pool_slo)
-
-
 def _replica(service: str, entry: FileReplica, limits: dict[str, Limits]) -> Replica:
-    try:
-        address = urlsplit(entry.url)
-        host, port = address.hostname, address.port or 80
-    except ValueError as exc:
-        raise RoutesFileError(f"{service}: {entry.url} is no address ({exc}); write http://127.0.0.1:8000") from exc
-    if not host:
-        raise RoutesFileError(f"{service}: {entry.url} has no host; write for example http://127.0.0.1:8000")
+    host, port = address_of(entry.url)
     return Replica(
         uid=f"{service}@{host}:{port}",
         name=entry.name or f"{host}:{port}",
@@ -216,13 +169,17 @@ class FileSource:
         """Follow the file for ever."""
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
-            try:
-                self.load()
-            except RoutesFileError as exc:
-                self._keep(str(exc))
-            except Exception as exc:
-                # Whatever a file can do, traffic goes on.
-                self._keep(f"{self.path} cannot be read: {exc!r}")
+            self.look()
+
+    def look(self) -> None:
+        """As `load`, but a file that cannot be used leaves the last table in use, and is the reason in `error`."""
+        try:
+            self.load()
+        except RoutesFileError as exc:
+            self._keep(str(exc))
+        except Exception as exc:
+            # Whatever a file can do, traffic goes on.
+            self._keep(f"{self.path} cannot be read: {exc!r}")
 
     def _keep(self, why: str) -> None:
         if why != self.error:
