@@ -24,6 +24,10 @@ from paceline_router.wire.requests import (
 )
 
 
+def anyone(_route: Route) -> None:
+    """Nobody is refused."""
+
+
 def routes_of(**services: str) -> Routes:
     made = {key.replace("__", "/"): name for key, name in services.items()}
     by_key = {key: Route(Service(key, name), (Lane(1.0, (), {}),), {}) for key, name in made.items()}
@@ -71,25 +75,25 @@ def test_any_target_has_some_reading(target: bytes) -> None:
 @given(st.text(min_size=1, max_size=40))
 def test_every_listed_id_can_be_fetched_with_slashes_plain_or_encoded(name: str) -> None:
     routes = routes_of(demo__chat=name)
-    listed: Any = models_page(routes, None)["data"]
+    listed: Any = models_page(routes, None, anyone)["data"]
     for safe in ("", "/"):
         path = f"/v1/models/{quote(listed[0]['id'], safe=safe)}".encode()
-        assert model_page(routes, None, model_id(parse_target(path).path)) == listed[0]
+        assert model_page(routes, None, model_id(parse_target(path).path), anyone) == listed[0]
 
 
 @pytest.mark.parametrize("path", [b"/v1/models/a%20b", b"/v1/models/..%2Fadmin", b"/v1/models/", b"/v1/models/%ff"])
 def test_ids_that_are_not_listed_are_not_found(path: bytes) -> None:
     with pytest.raises(Refusal) as refused:
-        model_page(routes_of(demo__chat="m"), None, model_id(path))
+        model_page(routes_of(demo__chat="m"), None, model_id(path), anyone)
     assert refused.value.status == 404
 
 
 def test_a_service_address_lists_its_own_model_only() -> None:
     routes = routes_of(demo__chat="m", demo__code="n")
-    page: Any = models_page(routes, "demo/code")
+    page: Any = models_page(routes, "demo/code", anyone)
     assert [card["id"] for card in page["data"]] == ["n"]
     with pytest.raises(Refusal):
-        model_page(routes, "demo/code", "m")
+        model_page(routes, "demo/code", "m", anyone)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +116,16 @@ def test_a_service_address_lists_its_own_model_only() -> None:
 def test_each_address_finds_its_service(service: str | None, model: str | None, found: str | int) -> None:
     routes = routes_of(demo__chat="m", demo__code="n")
     if isinstance(found, str):
-        assert find_route(routes, service, model).service.key == found
+        assert find_route(routes, service, model, anyone).service.key == found
     else:
         with pytest.raises(Refusal) as refused:
-            find_route(routes, service, model)
+            find_route(routes, service, model, anyone)
         assert refused.value.status == found
 
 
 def test_an_unknown_model_is_named_and_nothing_else() -> None:
     with pytest.raises(Refusal) as refused:
-        find_route(routes_of(demo__chat="secret-model"), None, "x" * 1000)
+        find_route(routes_of(demo__chat="secret-model"), None, "x" * 1000, anyone)
     error = refused.value.answer.body["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "secret" not in error["message"]

@@ -26,11 +26,15 @@ from paceline_router.table.records import (
     service_from_object,
     updated,
 )
-from paceline_router.table.routes import Routes, compile_routes, revision_of
+from paceline_router.table.routes import Route, Routes, compile_routes, revision_of
 from paceline_router.wire.answers import Refusal
 from paceline_router.wire.requests import find_route
 
 KEY = "demo/chat"
+
+
+def anyone(_route: Route) -> None:
+    """Nobody is refused."""
 
 
 def pod(name: str = "p", uid: str = "u", **changes: Any) -> dict[str, Any]:
@@ -204,7 +208,7 @@ def test_a_changed_served_name_is_in_use_once_traffic_has_moved() -> None:
         assert routes.by_key[KEY].served_name == "old/M"
         assert routes.by_key[KEY].lanes[0].served["a"] == "old/M"
         with pytest.raises(Refusal, match="being rolled out") as refused:
-            find_route(routes, None, "new/M")
+            find_route(routes, None, "new/M", anyone)
         assert (refused.value.status, refused.value.answer.headers["retry-after"]) == (503, "5")
     table = updated(table, [Service(KEY, "new/M", traffic=shares(("r2", 100)))])
     for change in (replica("a", ready=False), Removal(Replica, "a")):
@@ -213,7 +217,7 @@ def test_a_changed_served_name_is_in_use_once_traffic_has_moved() -> None:
         assert list(routes.models) == ["new/M"]
         assert routes.by_key[KEY].lanes[0].served["b"] == "new/M"
         with pytest.raises(Refusal) as refused:
-            find_route(routes, None, "old/M")
+            find_route(routes, None, "old/M", anyone)
         assert refused.value.status == 404
         table = updated(table, [change])
 
@@ -226,7 +230,7 @@ def test_while_two_revisions_get_traffic_both_their_names_are_in_use(weights: tu
     assert list(routes.models) == [first]
     for path in (None, KEY):
         for name in ("old/M", "new/M", KEY):
-            assert find_route(routes, path, name) is routes.by_key[KEY]
+            assert find_route(routes, path, name, anyone) is routes.by_key[KEY]
 
 
 @pytest.mark.parametrize("traffic", [(), shares(("r1", 0)), shares(("unknown", 100))])
@@ -242,9 +246,9 @@ def test_by_hand_the_names_of_revisions_without_traffic_count() -> None:
     route = routes.by_key[KEY]
     for path in (None, KEY):
         for name in ("old/M", "new/M"):
-            assert find_route(routes, path, name, by_hand=True) is route
+            assert find_route(routes, path, name, anyone, by_hand=True) is route
         with pytest.raises(Refusal) as refused:
-            find_route(routes, path, "none", by_hand=True)
+            find_route(routes, path, "none", anyone, by_hand=True)
         assert refused.value.status == 404
 
 

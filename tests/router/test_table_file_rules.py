@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[Service], Any], str]] = {
     ),
     "a pool's name that no pool has in a cluster": (
         lambda s: at(s, "pools", 1, "name", put="l" * 33),
-        "String should have at most 32 characters",
+        "write a pool's name of at most 32 characters, for example long",
     ),
     "a pool for over-long requests that there is not": (
         lambda s: at(s, "routing", "overLong", "pool", put="longest"),

@@ -159,7 +159,7 @@ class Carried(Exchange):
 
     def _patience(self) -> float | None:
         """The gateway waits no longer than for a replica that starts, and knows what to do with a 429."""
-        patience = self.living.patience()
+        patience: float | None = self.living.patience()
         return patience if patience is None else min(patience, self.living.policy.hold) or None
 
     def _answer(self, refusal: Refusal, reason: str = "") -> None:

@@ -41,18 +41,26 @@ class Admitted(msgspec.Struct, gc=False):
     raw: bytes
 
 
-def admit(living: Living, request: Request, path: bytes, body: Body, now: float) -> Admitted:
-    """Let a request in.
+def identify(living: Living, request: Request) -> Tenant:
+    """Whose a request is. Nothing else of the service is told or counted before that is known.
 
     Raises:
-        Refusal: 400, 401 or 429.
+        Refusal: 400, 401 or 503.
     """
-    headers = request.headers
     try:
-        tenant = living.tenants.identify(headers)
+        return living.tenants.identify(request.headers)
     except Refusal:
         living.metrics.refused("identity")
         raise
+
+
+def admit(living: Living, tenant: Tenant, request: Request, path: bytes, body: Body, now: float) -> Admitted:
+    """Let a request of this tenant in.
+
+    Raises:
+        Refusal: 400 or 429.
+    """
+    headers = request.headers
     text = bytes(body.messages)
     if not text or text == b"null":
         text = body.text

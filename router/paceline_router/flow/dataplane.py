@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection
 from paceline_crds.headers import REVISION
 from paceline_router.choice.picker import pick
 from paceline_router.flow import pages
-from paceline_router.flow.admission import admit
+from paceline_router.flow.admission import admit, identify
 from paceline_router.flow.backend import Backend
 from paceline_router.flow.connecting import make_connection
 from paceline_router.flow.exchange import Exchange
@@ -27,7 +28,7 @@ from paceline_router.report.tracing import Tracer
 from paceline_router.settings import Settings
 from paceline_router.table.pools import Spill, pool_for
 from paceline_router.table.records import Replica, Table
-from paceline_router.table.routes import Lane, Routes, compile_routes
+from paceline_router.table.routes import Lane, Route, Routes, compile_routes
 from paceline_router.tenancy.keys import Keys
 from paceline_router.tenancy.tenants import identity_headers
 from paceline_router.wire import answers, requests
@@ -193,12 +194,10 @@ class DataPlane:
         by_hand = None if request.plain else request.headers.get(REVISION)
         route = self.routes.by_model.get(body.model) if target.service is None and body.model else None
         if route is None:
-            route = requests.find_route(self.routes, target.service, body.model, by_hand=by_hand is not None)
+            refused = functools.partial(self.refused, request)
+            route = requests.find_route(self.routes, target.service, body.model, refused, by_hand=by_hand is not None)
         living = self.living[route.service.key]
-        living.arrivals += 1
-        budget = living.budget
-        if budget.tokens < budget.capacity:
-            budget.request()
+        tenant = identify(living, request)
         revision = None
         lane = None
         if by_hand is not None:
@@ -207,7 +206,11 @@ class DataPlane:
             if lane is None:
                 text = f"The model `{body.model or route.served_name}` has no revision `{revision}`."
                 raise Refusal(404, text, type="not_found_error", param=REVISION, code="revision_not_found")
-        asked = admit(living, request, target.path, body, request.received_at)
+        asked = admit(living, tenant, request, target.path, body, request.received_at)
+        living.arrivals += 1
+        budget = living.budget
+        if budget.tokens < budget.capacity:
+            budget.request()
         exchange = kind(
             self,
             client,
@@ -232,6 +235,10 @@ class DataPlane:
         client.active = exchange
         exchange.begin(lane)
         return None
+
+    def refused(self, request: Request, route: Route) -> Refusal | None:
+        """Why whoever sent this request may know no more of a service than its name; None: they may."""
+        return self.living[route.service.key].tenants.refusal(request.headers)
 
     def _respond(self, client: ClientConnection, request: Request | None, request_id: bytes, answer: Answer) -> None:
         if answer.status >= 400:

@@ -18,7 +18,7 @@ class Demand:
     Attributes:
         held: requests that wait now.
         oldest_wait_ms: how long the first of them has waited; 0 when none does.
-        arrivals: requests since the router started.
+        arrivals: requests let in since the router started: not those without a valid key, or over their limits.
     """
 
     service: str

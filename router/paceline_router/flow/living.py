@@ -32,7 +32,7 @@ class Living:
         route: of the table in use.
         policy: of the spec in use.
         backends: its ready replicas.
-        arrivals: requests since the router started.
+        arrivals: requests let in since the router started.
         held_bytes: of bodies that wait.
         learn_from: when the next answer is worth learning from.
         over_long_from: tokens from which the rule for over-long requests is asked; None: never.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from paceline_router.wire import answers, requests
@@ -40,9 +41,10 @@ def answer(plane: DataPlane, request: Request, target: Target) -> Answer:
         return _readiness(plane)
     if not plane.synced:
         raise starting()
+    refused = functools.partial(plane.refused, request)
     if path == MODELS:
-        return Answer(200, requests.models_page(plane.routes, target.service))
-    return Answer(200, requests.model_page(plane.routes, target.service, requests.model_id(path)))
+        return Answer(200, requests.models_page(plane.routes, target.service, refused))
+    return Answer(200, requests.model_page(plane.routes, target.service, requests.model_id(path), refused))
 
 
 def starting() -> Refusal:

@@ -17,6 +17,7 @@ from paceline_crds.tenancy import IdentitySource, TenancySpec
 from paceline_router.table.crd_rules import broken_rules
 
 FULL_PERCENT = 100
+MAX_POOL_NAME = 32
 
 _NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
@@ -36,7 +37,15 @@ def _is_key(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_is_name)]
-PoolName = Annotated[Name, Field(max_length=32)]
+
+
+def _is_pool_name(value: str) -> str:
+    if len(value) > MAX_POOL_NAME:
+        raise ValueError(f"write a pool's name of at most {MAX_POOL_NAME} characters, for example long")
+    return _is_name(value)
+
+
+PoolName = Annotated[str, AfterValidator(_is_pool_name)]
 
 
 class FileReplica(Model):

@@ -43,6 +43,18 @@ def unknown_key() -> Refusal:
     )
 
 
+def impossible_key(most: int, length: int) -> Refusal:
+    """401: a key that cannot be one, so that it is not looked up."""
+    words = f"has {length} characters, and none has more than {most}" if length > most else "has blanks or is not ASCII"
+    return Refusal(
+        401,
+        f"The API key {words}. Send only the key itself, in the header: Authorization: Bearer KEY.",
+        type=errors.AUTHENTICATION,
+        code=CODE_INVALID_KEY,
+        headers={"www-authenticate": _CHALLENGE},
+    )
+
+
 def no_keys(trouble: str) -> Refusal:
     """503: no key can be checked, so nobody gets in."""
     return Refusal(

@@ -26,7 +26,9 @@ _BACK_SECONDS = 1.0
 _CROWDED_SECONDS = 1.0
 
 _FORM = re.compile(rb"[\x21-\x7e]{1,128}")
-_BEARER = re.compile(rb"bearer +([\x21-\x7e]{1,1024})", re.IGNORECASE)
+MOST_KEY_BYTES = 1024
+_BEARER = re.compile(rb"bearer +([\x21-\x7e]{1,%d})" % MOST_KEY_BYTES, re.IGNORECASE)
+_ANY_BEARER = re.compile(rb"bearer +(\S.*)", re.IGNORECASE | re.DOTALL)
 
 _Headers = dict[str, bytes]
 
@@ -142,7 +144,7 @@ class Tenants:
         match = _BEARER.fullmatch(value or b"")
         if match is None:
             self._identity_rejected[0] += 1
-            raise refusals.missing_key()
+            raise _no_key(value)
         # What is looked up is the SHA-256 of the guess. Nobody can choose a guess by how its hash begins, so how long
         # the comparison of hashes takes tells nothing about a valid key either.
         wire = self._owners.get(digest_of(match[1]))
@@ -155,6 +157,21 @@ class Tenants:
             self._accepted.clear()
         self._accepted[value] = tenant
         return tenant
+
+    def refusal(self, headers: _Headers) -> Refusal | None:
+        """Why a request with these headers would not be let in for want of a key; None where it would. For questions
+        about the service: they are counted nowhere, and make nobody a tenant.
+        """
+        identity = self._spec.identity
+        if identity is None or identity.from_ is not IdentitySource.API_KEY:
+            return None
+        if self._keys.trouble:
+            return refusals.no_keys(self._keys.trouble)
+        value = headers.get(AUTHORIZATION)
+        match = _BEARER.fullmatch(value or b"")
+        if match is None:
+            return _no_key(value)
+        return None if digest_of(match[1]) in self._owners else refusals.unknown_key()
 
     def _without_keys(self, headers: _Headers) -> Tenant:
         self._identity_rejected[2] += 1
@@ -325,6 +342,12 @@ class Tenants:
         for label, counts in tuple(self._counts.items()):
             yield from counts.samples(labels, label, queued.get(label, 0), running.get(label, 0))
         yield from identity_samples(labels, self._identity_rejected)
+
+
+def _no_key(value: bytes | None) -> Refusal:
+    """What is wrong with an `authorization` that has no key in it."""
+    found = _ANY_BEARER.fullmatch(value or b"")
+    return refusals.missing_key() if found is None else refusals.impossible_key(MOST_KEY_BYTES, len(found[1]))
 
 
 def identity_header(spec: TenancySpec | None) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -48,6 +48,9 @@ class Target:
     path: bytes
     service: str | None
 
+
+Refused: TypeAlias = Callable[[Route], Refusal | None]
+"""Why a service is not for whoever sent a request; None where it is."""
 
 PROXIED: dict[bytes, Target] = {
     path: Target(path, None) for path in (b"/v1/chat/completions", b"/v1/completions", b"/tokenize", b"/detokenize")
@@ -208,12 +211,15 @@ def _too_deep() -> Refusal:
     return Refusal(400, "The request body is nested too deeply.")
 
 
-def find_route(routes: Routes, service: str | None, model: str | None, *, by_hand: bool = False) -> Route:
+def find_route(
+    routes: Routes, service: str | None, model: str | None, refused: Refused, *, by_hand: bool = False
+) -> Route:
     """The service of a request.
 
     Args:
         service: from the path, if it names one.
         model: from the body.
+        refused: tells who is not to learn what names a service will have or its other revisions have.
         by_hand: the request names its revision, so the names of revisions without traffic count as well.
 
     Raises:
@@ -236,6 +242,8 @@ def find_route(routes: Routes, service: str | None, model: str | None, *, by_han
             return route
         if model not in route.other_names:
             route = None
+    if route is not None and refused(route) is not None:
+        route = None
     if route is not None and by_hand:
         return route
     if route is not None and model == route.service.served_name:
@@ -266,28 +274,37 @@ def body_for(served_name: str, model: str | None, body: bytes) -> bytes:
     return _encode({**fields, "model": served_name})
 
 
-def models_page(routes: Routes, service: str | None) -> dict[str, object]:
-    """The body of `GET /v1/models`.
+def models_page(routes: Routes, service: str | None, refused: Refused) -> dict[str, object]:
+    """The body of `GET /v1/models`: the services that whoever asks may use.
 
     Raises:
-        Refusal: 404 when the address names a service that does not exist.
+        Refusal: 404 when the address names a service that does not exist; 401 or 503 when all there are want a key and
+            the one that came with the request is none of theirs, or cannot be checked.
     """
     served = routes.models
     if service is not None:
-        route = find_route(routes, service, None)
+        route = find_route(routes, service, None, refused)
         served = {route.served_name: route}
-    return {"object": "list", "data": [_model_card(name, route) for name, route in served.items()]}
+    refusals = {name: refusal for name, route in served.items() if (refusal := refused(route)) is not None}
+    if refusals and len(refusals) == len(served):
+        raise max(refusals.values(), key=lambda refusal: refusal.status)
+    cards = [_model_card(name, route) for name, route in served.items() if name not in refusals]
+    return {"object": "list", "data": cards}
 
 
-def model_page(routes: Routes, service: str | None, model: str | None) -> dict[str, object]:
+def model_page(routes: Routes, service: str | None, model: str | None, refused: Refused) -> dict[str, object]:
     """The body of `GET /v1/models/{id}`: the same object that the list has.
 
     Raises:
-        Refusal: 404.
+        Refusal: 404, or why the service is not for whoever asks.
     """
     if not model:
         raise Refusal(404, "A model id follows /v1/models/; GET /v1/models lists them.")
-    return _model_card(model, find_route(routes, service, model))
+    route = find_route(routes, service, model, refused)
+    refusal = refused(route)
+    if refusal is not None:
+        raise refusal
+    return _model_card(model, route)
 
 
 def _model_card(name: str, route: Route) -> dict[str, object]:
