@@ -96,6 +96,7 @@ class Election:
         self._rng = rng or random.Random()
         self._seen: Sighting | None = None
         self._renewed: float | None = None
+        self._held: JsonObject | None = None  # the Lease as our last write left it, while we lead
         self.leading = asyncio.Event()
         self.stopped_leading = asyncio.Event()
         self.stopped_leading.set()
@@ -150,6 +151,13 @@ class Election:
             log.warning("lease %s: not released, it runs out by itself: %s", self._name, exc)
 
     async def _try(self, started: float) -> None:
+        if self._held is not None:
+            try:
+                self._stored(await self._renew(self._held), started)
+                return
+            except (Conflict, NotFound):
+                # Somebody else has written, or our own last answer was lost: looking tells.
+                self._held = None
         try:
             lease: JsonObject | None = await self._client.get(LEASES, self._name, self._namespace)
         except NotFound:
@@ -166,8 +174,16 @@ class Election:
         else:
             # The resourceVersion read above goes back with it: of two candidates one gets a conflict.
             stored = await self._client.replace(LEASES, {**lease, "spec": self._spec(lease.get("spec") or {}, move)})
-        self._see(stored)
+        self._stored(stored, started)
+
+    async def _renew(self, held: JsonObject) -> JsonObject:
+        """Over the very version that our last write left, so that nobody can have had the lease in between."""
+        return await self._client.replace(LEASES, {**held, "spec": self._spec(held["spec"], "renew")})
+
+    def _stored(self, lease: JsonObject, started: float) -> None:
+        self._see(lease)
         self._renewed = started
+        self._held = lease
 
     def _see(self, lease: JsonObject) -> None:
         spec = lease.get("spec") or {}
@@ -200,6 +216,7 @@ class Election:
 
     def _step_down(self, why: str, level: int = logging.WARNING) -> None:
         self._renewed = None
+        self._held = None
         if self.leading.is_set():
             log.log(level, "lease %s: no longer leading: %s", self._name, why)
             self.leading.clear()

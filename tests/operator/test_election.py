@@ -163,6 +163,36 @@ async def test_a_lost_answer_to_a_renewal_counts_as_none(server: FakeApiServer) 
     assert first.remaining() == 15
 
 
+async def test_a_leader_renews_by_one_call_and_reads_only_where_another_has_written(server: FakeApiServer) -> None:
+    clock = Clock()
+    first = candidate(server, "first", clock)
+    await first.step()
+    for clock.now in range(2, 10, 2):
+        del server.requests[:]
+        await first.step()
+        assert [request.split()[0] for request in server.requests] == ["PUT"]
+        assert first.remaining() == 15
+    await server.client().patch(LEASES, "op", {"metadata": {"labels": {"seen": "yes"}}}, "home")
+    del server.requests[:]
+    await first.step()
+    assert [request.split()[0] for request in server.requests] == ["PUT", "GET", "PUT"]
+    assert first.remaining() == 15
+
+
+async def test_a_lease_that_was_deleted_is_made_anew_by_its_holder(server: FakeApiServer) -> None:
+    clock = Clock()
+    first, second = candidate(server, "first", clock), candidate(server, "second", clock)
+    await first.step()
+    await second.step()
+    await server.client().delete(LEASES, "op", "home")
+    clock.now = 2
+    await second.step()
+    await first.step()
+    assert first.leading.is_set()
+    assert first.remaining() == 15
+    assert not second.leading.is_set()
+
+
 async def test_a_leader_that_sees_another_holder_stops_at_once(server: FakeApiServer) -> None:
     clock = Clock()
     first = candidate(server, "first", clock)
