@@ -16,7 +16,8 @@ from fastapi.testclient import TestClient
 
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.flow.health import CONNECT_FAILURES, Event
-from paceline_router.report.admin import OPEN_PATHS, make_app
+from paceline_router.report.admin import make_app
+from paceline_router.report.guard import OPEN_PATHS
 from paceline_router.report.tokens import AdminToken
 from paceline_router.settings import Settings
 from paceline_router.table.file import FileSource, RoutesFileError, read_table

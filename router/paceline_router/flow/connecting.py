@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from paceline_router.wire.upstream import UpstreamConnection, watch_peer
@@ -13,6 +15,18 @@ if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
     from paceline_router.flow.dataplane import DataPlane
     from paceline_router.flow.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+
+def words_of(exc: OSError) -> str:
+    """Why a connection could not be made, for clients: an exception's own words have addresses in them."""
+    if isinstance(exc, TimeoutError):
+        return "timed out"
+    if isinstance(exc, socket.gaierror):
+        # Its numbers are not those of the system's errors.
+        return "its host name cannot be resolved"
+    return os.strerror(exc.errno or errno.EIO)
 
 
 async def make_connection(plane: DataPlane, backend: Backend, exchange: Exchange) -> None:
@@ -28,9 +42,15 @@ async def make_connection(plane: DataPlane, backend: Backend, exchange: Exchange
             )
     except (OSError, TimeoutError) as exc:
         plane.metrics.connect_failures += 1
-        # The system's words for the number, since an exception's own have addresses in them.
-        timeout = isinstance(exc, TimeoutError)
-        exchange.connect_failed(backend, "timed out" if timeout else os.strerror(exc.errno or errno.EIO))
+        if isinstance(exc, socket.gaierror):
+            log.warning(
+                "the host name %s of replica %s cannot be resolved (%s): correct its url in the routes file, or what "
+                "this host asks for names",
+                replica.host,
+                replica.name,
+                exc.strerror,
+            )
+        exchange.connect_failed(backend, words_of(exc))
         return
     watch_peer(connection.transport)
     if not exchange.connected(connection):

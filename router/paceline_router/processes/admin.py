@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
-from paceline_crds.errors import AUTHENTICATION, NOT_FOUND, UNAVAILABLE, error_body
+from paceline_crds.errors import UNAVAILABLE, error_body
 from paceline_router.processes.merging import (
     Exposition,
     Waiting,
@@ -29,8 +29,9 @@ from paceline_router.processes.merging import (
     merge_samples,
     merge_splits,
 )
-from paceline_router.report.admin import MAX_HEAD_BYTES, OPEN_PATHS, STREAMS_END_WITHIN
+from paceline_router.report.admin import MAX_HEAD_BYTES, STREAMS_END_WITHIN
 from paceline_router.report.demand import stream
+from paceline_router.report.guard import guarded_app
 from paceline_router.report.tokens import AdminToken
 
 ASK_SECONDS = 5.0
@@ -194,21 +195,7 @@ class CombinedAdmin:
 
 def make_app(fleet: CombinedAdmin, token: AdminToken) -> FastAPI:
     """The application, with the paths and rights that a single process's has."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-
-    @app.middleware("http")
-    async def authenticate(request: Request, call_next: Any) -> Response:
-        if request.scope["path"] not in OPEN_PATHS:
-            values = request.headers.getlist("authorization")
-            if len(values) != 1 or not token.matches(values[0]):
-                body = error_body("The admin API needs its bearer token.", type=AUTHENTICATION)
-                return JSONResponse(body, 401, {"www-authenticate": "Bearer"})
-        response: Response = await call_next(request)
-        return response
-
-    @app.exception_handler(404)
-    async def not_found(_request: Request, _exc: Exception) -> JSONResponse:
-        return JSONResponse(error_body("There is nothing at this path.", type=NOT_FOUND), 404)
+    app = guarded_app(token)
 
     @app.exception_handler(Unreachable)
     async def unreachable(_request: Request, exc: Unreachable) -> JSONResponse:

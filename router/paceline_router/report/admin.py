@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi import FastAPI, Query
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from paceline_crds import metrics as catalogue
-from paceline_crds.errors import AUTHENTICATION, NOT_FOUND, SERVER_ERROR, error_body
+from paceline_crds.errors import SERVER_ERROR, error_body
 from paceline_router.flow.dataplane import SWEEP_SECONDS, DataPlane
 from paceline_router.report.demand import steady, stream
+from paceline_router.report.guard import guarded_app
 from paceline_router.report.samples import samples_page
 from paceline_router.report.text import Labels, Sample, exposition, sample, service_labels
 from paceline_router.report.tokens import AdminToken
@@ -34,9 +34,6 @@ STREAMS_END_WITHIN = 1
 """Seconds that streams which have no end are given when the router stops."""
 
 MAX_HEAD_BYTES = 32 * 1024
-
-OPEN_PATHS = frozenset(["/health", "/health/ready", "/health/live", "/ping", "/metrics"])
-"""All that needs no token."""
 
 
 class Source(Protocol):
@@ -164,27 +161,8 @@ def split_pages(plane: DataPlane) -> dict[str, Any]:
 
 
 def make_app(plane: DataPlane, source: Source, token: AdminToken) -> FastAPI:
-    """The application. Whatever is not in `OPEN_PATHS` needs the token, paths that do not exist included."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-
-    @app.middleware("http")
-    async def authenticate(request: Request, call_next: Any) -> Response:
-        if request.scope["path"] not in OPEN_PATHS:
-            values = request.headers.getlist("authorization")
-            if len(values) != 1 or not token.matches(values[0]):
-                body = error_body("The admin API needs its bearer token.", type=AUTHENTICATION)
-                return JSONResponse(body, 401, {"www-authenticate": "Bearer"})
-        response: Response = await call_next(request)
-        return response
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_request: Request, exc: RequestValidationError) -> JSONResponse:
-        first = exc.errors()[0]
-        return JSONResponse(error_body(f"The parameter `{first['loc'][-1]}`: {first['msg']}."), 400)
-
-    @app.exception_handler(404)
-    async def not_found(_request: Request, _exc: Exception) -> JSONResponse:
-        return JSONResponse(error_body("There is nothing at this path.", type=NOT_FOUND), 404)
+    """The application."""
+    app = guarded_app(token)
 
     @app.get("/health")
     @app.get("/health/ready")

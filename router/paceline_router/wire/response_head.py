@@ -6,6 +6,7 @@ import msgspec
 
 from paceline_crds.headers import LOAD, REQUEST_ID
 from paceline_router.wire.heads import NOT_RETURNED, SSE_LINES, SSE_REPLACED
+from paceline_router.wire.retry_after import readable
 from paceline_router.wire.syntax import (
     HEADER_LINE,
     MAX_DIGITS,
@@ -75,7 +76,7 @@ class ResponseHead(msgspec.Struct, eq=False, gc=False):
         sse: a stream of server-sent events.
         encoded: the body is compressed.
         closing: the connection ends after this answer.
-        retry_after: value of the header.
+        retry_after: value of the header, or one that can be read where it cannot.
         load: value of the replica's load report.
         timing: value of the replica's `server-timing`.
     """
@@ -265,7 +266,9 @@ def _take(head: ResponseHead, read: dict[str, bytes]) -> None:
         head.closing = b"close" in options
         # What is named there is about the connection (RFC 9110, 7.6.1).
         head.lines = b"".join(b"%b: %b\r\n" % line[1:] for line in head.headers if line[0] not in options)
-    head.retry_after = read.get("retry-after")
+    after = read.get("retry-after")
+    if after is not None:
+        head.retry_after = read["retry-after"] = readable(after)
     encoding = read.get("content-encoding")
     head.encoded = encoding is not None and encoding.lower() not in (b"", b"identity")
     head.sse = "content-type" in read
