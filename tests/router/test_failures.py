@@ -361,7 +361,7 @@ async def test_a_fault_of_the_router_is_a_500_without_details_and_leaves_nothing
         raise RuntimeError("secret detail")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.plane, "connect", fail)
+        patch.setattr("paceline_router.flow.dataplane.make_connection", fail)
         async with client_of(service) as client:
             answer = await client.post(PATH, json=BODY)
     assert answer.status_code == 500

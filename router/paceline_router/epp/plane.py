@@ -13,7 +13,7 @@ from paceline_router.wire.requests import Request
 
 if TYPE_CHECKING:
     from paceline_router.flow.dataplane import DataPlane
-    from paceline_router.wire.client import ClientConnection
+    from paceline_router.wire.parties import Asker
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class PlanePicks:
         client = GatewayClient(ask.subset, self._fallbacks)
         try:
             answer = plane.dispatch(
-                cast("ClientConnection", client),
+                cast("Asker", client),
                 request_of(ask, plane.now()),
                 ask.request_id or b"epp-%x" % self._asked,
                 Carried,

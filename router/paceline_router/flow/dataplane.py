@@ -35,6 +35,7 @@ from paceline_router.wire import answers, requests
 from paceline_router.wire.answers import Answer, Refusal
 from paceline_router.wire.client import ClientConnection
 from paceline_router.wire.heads import TRACE_PARENT
+from paceline_router.wire.parties import Asker
 from paceline_router.wire.request_head import read_also
 from paceline_router.wire.requests import PROXIED, Request, parse_target
 
@@ -176,7 +177,7 @@ class DataPlane:
             self._respond(client, request, request_id, answer)
 
     def dispatch(
-        self, client: ClientConnection, request: Request, request_id: bytes, kind: type[Exchange] = Exchange
+        self, client: Asker, request: Request, request_id: bytes, kind: type[Exchange] = Exchange
     ) -> Answer | None:
         """Begin an exchange of this kind, which answers the client; or return an answer that needs none.
 

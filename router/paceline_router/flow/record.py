@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline_router.table.pools import Spill
     from paceline_router.table.routes import Lane
     from paceline_router.wire.answers import Refusal
-    from paceline_router.wire.client import ClientConnection
+    from paceline_router.wire.parties import Asker
     from paceline_router.wire.requests import Request
     from paceline_router.wire.response_head import ResponseHead
     from paceline_router.wire.upstream import UpstreamConnection
@@ -149,7 +149,7 @@ class Record:
     def __init__(
         self,
         plane: DataPlane,
-        client: ClientConnection,
+        client: Asker,
         request: Request,
         living: Living,
         path: bytes,

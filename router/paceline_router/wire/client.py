@@ -12,8 +12,7 @@ from paceline_router.wire.chunks import ChunkError, ChunkWalker, dechunk
 from paceline_router.wire.request_head import CHUNKED, check_beginning, read_head
 
 if TYPE_CHECKING:
-    from paceline_router.flow.dataplane import DataPlane
-    from paceline_router.flow.exchange import Exchange
+    from paceline_router.wire.parties import Pending, Serving
     from paceline_router.wire.requests import Request
 
 MAX_AHEAD = 64 * 1024
@@ -60,7 +59,7 @@ class ClientConnection(asyncio.Protocol):
         "unwritable_since",
     )
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: Serving) -> None:
         self._plane = plane
         self._ahead = b""
         """Bytes that have not been read as a request: the beginning of a head, or all that came too early."""
@@ -72,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._raw_bytes = 0
         self._walker: ChunkWalker | None = None
         self._paused_reading = False
-        self.active: Exchange | None = None
+        self.active: Pending | None = None
         self.closed = False
         """Nothing that arrives is read any more."""
         self.reading = False

@@ -12,7 +12,7 @@ from paceline_router.wire.response_head import HeadError, ResponseHead, check_be
 
 if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
-    from paceline_router.flow.exchange import Exchange
+    from paceline_router.wire.parties import Hearing
 
 MAX_HEAD = 64 * 1024
 MAX_EARLY_HEADS = 8
@@ -74,7 +74,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.exchange: Exchange | None = None
+        self.exchange: Hearing | None = None
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.reused = False
         """The connection has carried a request before."""
@@ -96,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
         """A piece of the present or last answer that has the last event of a stream, for `usage_of`."""
         return self._walker.tail
 
-    def send(self, exchange: Exchange, data: bytes) -> None:
+    def send(self, exchange: Hearing, data: bytes) -> None:
         """Begin a request. The connection must be idle."""
         self.exchange = exchange
         self._state = _HEAD
@@ -152,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Reading
 
-    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+    def _read_head(self, exchange: Hearing, data: bytes) -> None:
         if self._ahead:
             data = self._ahead + data
             self._ahead = b""
@@ -189,7 +189,7 @@ class UpstreamConnection(asyncio.Protocol):
         if body:
             self.data_received(body)
 
-    def _read_early_head(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
+    def _read_early_head(self, exchange: Hearing, head: ResponseHead, rest: bytes) -> None:
         """Pass over an informational answer."""
         self._early_heads += 1
         if head.status == 101 or self._early_heads > MAX_EARLY_HEADS:
@@ -197,7 +197,7 @@ class UpstreamConnection(asyncio.Protocol):
         if rest:
             self._read_head(exchange, rest)
 
-    def _read_length(self, exchange: Exchange, data: bytes) -> None:
+    def _read_length(self, exchange: Hearing, data: bytes) -> None:
         left = self._left - len(data)
         if left > 0:
             self._left = left
@@ -208,7 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._finish(exchange, False, data[:left])
 
-    def _finish(self, exchange: Exchange, reusable: bool, last: bytes = b"") -> None:
+    def _finish(self, exchange: Hearing, reusable: bool, last: bytes = b"") -> None:
         self.exchange = None
         self._early_heads = 0
         if reusable and not self._closing:
@@ -221,7 +221,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
         exchange.on_end(last)
 
-    def _break(self, exchange: Exchange, reason: str) -> None:
+    def _break(self, exchange: Hearing, reason: str) -> None:
         if self.exchange is exchange:
             self.exchange = None
             self.transport.abort()
