@@ -168,10 +168,9 @@ class Reconciler:
         try:
             desired = self._render(service, observed)
         except InvalidSpec as exc:
-            problem = Problem(Reason.INVALID_SPEC, str(exc))
+            problem = Problem(exc.reason, str(exc))
             situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
-            await self._tell(service, situation)
-            return None
+            return await self._tell(service, situation)
         if asks_routers(observed, desired):
             views = await self._routers.ask(self._caches.routers.list(), namespace, name)
             observed = replace(observed, routers=views)
@@ -197,8 +196,8 @@ class Reconciler:
             observed = self._observe(service)
         upgrade = available(desired, self._settings.runtime_image)
         situation = Situation(observed, desired, refused, steps.waiting, self._conflict(service), drift, upgrade)
-        await self._tell(service, situation)
-        looks = (self._next_look(key, steps, observed, refused, mending), next_question)
+        told = await self._tell(service, situation)
+        looks = (self._next_look(key, steps, observed, refused, mending), next_question, told)
         return min((seconds for seconds in looks if seconds is not None), default=None)
 
     def world(self, key: Key) -> World | None:
@@ -225,10 +224,10 @@ class Reconciler:
             return known[1]
         observed = self._observe(service)
         try:
-            desired = self._render(service, observed)
+            asked = self._render(service, observed).pools
         except InvalidSpec:
-            return None
-        world = world_of(observed, desired, deployments, config_maps, pods)
+            asked = ()
+        world = world_of(observed, asked, deployments, config_maps, pods)
         if not self._written.pending(key):
             self._worlds[key] = versions, world
         return world
@@ -314,18 +313,28 @@ class Reconciler:
             delays.append(UNSEEN_WRITE_SECONDS)
         return min(delays, default=None)
 
-    async def _tell(self, service: JsonObject, situation: Situation) -> None:
-        """Write the status where it changed. Losing to another writer, or to a deletion, is no error."""
+    async def _tell(self, service: JsonObject, situation: Situation) -> float | None:
+        """Write the status where it changed, and only over the version of the service that was judged.
+
+        Losing to another writer, or to a deletion, is no error: what it wrote wakes the next pass.
+
+        Returns:
+            Seconds after which to look again at the latest; None: the status is told.
+        """
         old: dict[str, Any] = service.get("status") or {}
         conditions = old.get("conditions") or []
         new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
         if situation.drift is None:
             new = with_last_look(new, old)
         if new == old:
-            return
+            return None
         observed = situation.observed
         key = (observed.namespace, observed.name)
-        patch = {"status": {**dict.fromkeys(old.keys() - new.keys()), **new}}
+        patch = {
+            # So a leader that was held up, and is none any more, overwrites nothing that was said since.
+            "metadata": {"resourceVersion": service["metadata"]["resourceVersion"]},
+            "status": {**dict.fromkeys(old.keys() - new.keys()), **new},
+        }
         try:
             stored = await self._client.patch(
                 INFERENCESERVICES,
@@ -337,7 +346,7 @@ class Reconciler:
             )
         except (NotFound, Conflict) as exc:
             log.debug("%s/%s: status not written: %s", *key, exc)
-            return
+            return UNSEEN_WRITE_SECONDS
         if stored["metadata"]["uid"] == observed.uid:
             self._written.put(key, INFERENCESERVICES, stored)
         self._announce(service, _ready(conditions), _ready(new["conditions"]))
@@ -345,6 +354,7 @@ class Reconciler:
         drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
         if drifted.get("reason") == Reason.DRIFTED:
             self._warn_anew(service, conditions, drifted, reason="ConfigDrift")
+        return None
 
     def _warn_anew(
         self, service: JsonObject, before: Iterable[dict[str, Any]], now: dict[str, Any], reason: str | None = None

@@ -105,6 +105,23 @@ async def test_a_pass_on_caches_that_lag_repeats_nothing(server: FakeApiServer, 
     assert writes(server) == before
 
 
+async def test_a_leader_that_was_held_up_overwrites_no_status_that_was_told_since(desk: Desk) -> None:
+    await desk.create()
+    former, _ = desk.reconciler, desk.restart()
+    await desk.reconcile()
+    told = await desk.status()
+    # It judges the service as its own caches have it: before the other leader's first word.
+    assert await former.reconcile("demo", "chat") == pytest.approx(1.0), "it looks again"
+    assert await desk.status() == told
+    await desk.refresh()
+    await desk.client.patch(INFERENCESERVICES, "chat", {"metadata": {"labels": {"a": "b"}}}, "demo")
+    await desk.client.patch(INFERENCESERVICES, "chat", {"status": {"readyReplicas": 9}}, "demo", subresource="status")
+    assert await former.reconcile("demo", "chat") is None, "nothing to tell, as it knows the world"
+    await desk.refresh("services")
+    await former.reconcile("demo", "chat")
+    assert (await desk.status())["readyReplicas"] == 0
+
+
 async def test_a_service_that_is_unknown_or_going_is_left_alone(server: FakeApiServer, desk: Desk) -> None:
     assert await desk.reconcile() is None
     await desk.create()
