@@ -168,7 +168,7 @@ class Reconciler:
         try:
             desired = self._render(service, observed)
         except InvalidSpec as exc:
-            problem = Problem(exc.reason, str(exc))
+            problem = Problem(Reason.INVALID_SPEC, str(exc))
             situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
             return await self._tell(service, situation)
         if asks_routers(observed, desired):
@@ -224,10 +224,10 @@ class Reconciler:
             return known[1]
         observed = self._observe(service)
         try:
-            asked = self._render(service, observed).pools
+            desired = self._render(service, observed)
         except InvalidSpec:
-            asked = ()
-        world = world_of(observed, asked, deployments, config_maps, pods)
+            return None
+        world = world_of(observed, desired, deployments, config_maps, pods)
         if not self._written.pending(key):
             self._worlds[key] = versions, world
         return world
