@@ -146,6 +146,7 @@ ROUTES = [
     "/v1/paceline/samples",
     "/v1/paceline/demand",
     "/v1/paceline/split",
+    "/v1/paceline/status",
     "/v1/paceline/none",
     "/",
     "//metrics",

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from finished_exchange import Over
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline_crds import metrics as catalogue
 from paceline_crds.routing import ObjectiveSpec, RoutingSpec, SLOSpec
 from paceline_crds.sketch import EDGES
+from paceline_router.choice.decision import CODES
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.report import histogram
 from paceline_router.report.admin import make_app, metrics_page
@@ -71,6 +73,7 @@ def busy(plane: DataPlane) -> DataPlane:
     for second in range(12):
         work = [(("demo/chat", "default"), "r0", 3.0), (("demo/chat", "default"), "r1", 1.0)]
         plane.metrics.imbalance.look(work, 50.0 + second)
+        plane.metrics.work_imbalance.look(work, 50.0 + second)
     return plane
 
 
@@ -283,6 +286,37 @@ def test_imbalance_is_of_many_looks_and_only_where_there_is_something_to_compare
     for second in range(int(SECONDS) + 1):
         imbalance.look([(pool, "r0", 3.0), (pool, "r1", 1.0), (pool, "r2", 0.0)], 120.0 + second)
     assert imbalance.ratios == {pool: pytest.approx(2.25)}
+
+
+def test_requests_and_work_are_looked_at_apart(helpers: Any) -> None:
+    plane = DataPlane(Settings())
+    plane.use(helpers.table_of(1, 2))
+    first, second = plane.living[helpers.KEY].backends
+    first.begin(3000, 100, 0)
+    second.begin(100, 100, 0)
+    for passed in range(int(SECONDS) + 2):
+        plane.metrics.tick(100.0 + passed, 1_000_000.0, 1.0, plane.table, plane.backends.values())
+    assert plane.metrics.imbalance.ratios == {(helpers.KEY, "default"): pytest.approx(1.0)}
+    assert plane.metrics.work_imbalance.ratios[helpers.KEY, "default"] > 1.2
+
+
+async def test_choices_are_counted_by_reason_and_their_tokens_by_where_they_lie(router: Any, peer: Any) -> None:
+    service = await router(await peer(), await peer())
+    long = {"model": "smollm2", "messages": [{"role": "user", "content": "the same beginning " * 200}]}
+    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/chat/completions", json=long)).status_code == 200
+    lines = metrics_page(service.plane, Source()).splitlines()
+
+    def value(name: str, label: str) -> int:
+        (found,) = [line for line in lines if line.startswith(name + "{") and label in line]
+        return int(found.rpartition(" ")[2])
+
+    reasons = {reason: value("paceline_router_choices_total", f'reason="{reason}"') for reason in CODES}
+    assert sum(reasons.values()) == 3
+    assert reasons["prefix"] == 2
+    cached, new = (value("paceline_router_choice_prompt_tokens_total", f'kind="{kind}"') for kind in ("cached", "new"))
+    assert cached > new > 0
 
 
 def test_ticks_close_slots_and_tell_how_late_they_came(plane: DataPlane) -> None:

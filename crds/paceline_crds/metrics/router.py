@@ -167,6 +167,28 @@ ROUTER_IMBALANCE = _metric(
     (*SERVICE_LABELS, "pool"),
     unit="ratio",
 )
+ROUTER_WORK_IMBALANCE = _metric(
+    "paceline_router_replica_work_imbalance_ratio",
+    "gauge",
+    "The same of the work ahead of each replica in tokens, by which replicas are chosen.",
+    (*SERVICE_LABELS, "pool"),
+    unit="ratio",
+)
+ROUTER_CHOICES = _metric(
+    "paceline_router_choices_total",
+    "counter",
+    "Choices of a replica by reason: least (work), only, prefix, session, home, spread, bound, last-resort, policy, or "
+    "none (nobody could take it).",
+    (*SERVICE_LABELS, "reason"),
+    unit="choices",
+)
+ROUTER_CHOICE_TOKENS = _metric(
+    "paceline_router_choice_prompt_tokens_total",
+    "counter",
+    "Estimated prompt tokens of all choices, by whether they were expected to lie at the chosen replica: cached, new.",
+    (*SERVICE_LABELS, "kind"),
+    unit="tokens",
+)
 ROUTER_LAG = _metric(
     "paceline_router_loop_lag_seconds",
     "gauge",
@@ -261,6 +283,20 @@ ROUTER_REPLICAS = _metric(
     "Replicas of a service in the table, by state.",
     (*SERVICE_LABELS, "state"),
     unit="replicas",
+)
+ROUTER_AVAILABLE = _metric(
+    "paceline_router_service_available",
+    "gauge",
+    "1 while some ready replica of the service answers, 0 while none does: none is there, or all fail.",
+    SERVICE_LABELS,
+)
+ROUTER_PROCESS_RESTARTS = _metric(
+    "paceline_router_process_restarts_total",
+    "counter",
+    "Router processes that were started again, of several that share a port, by why: ended, silent (hung, so killed), "
+    "start (never ready).",
+    ("reason",),
+    unit="processes",
 )
 ROUTER_SERVICES = _metric("paceline_router_services", "gauge", "Services in the table.", unit="services")
 ROUTER_TABLE_SYNCED = _metric("paceline_router_table_synced", "gauge", "1 once the table has been read in full.")

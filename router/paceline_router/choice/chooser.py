@@ -20,6 +20,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from .decision import (
     BOUND,
+    CODES,
     HOME,
     LAST_RESORT,
     LEAST,
@@ -81,7 +82,7 @@ class Chooser(Generic[L]):
     def __init__(self, index: PrefixIndex | None = None, blocks: int = INDEX_BLOCKS) -> None:
         self.last: Decision = UNDECIDED
         self.cached = 0
-        self.counts = [0] * 10
+        self.counts = [0] * len(CODES)
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._seats: Seats[L] = Seats(blocks, index)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from .chooser import Chooser
-from .decision import LAST_RESORT, NONE, POLICY, UNDECIDED, Decision
+from .decision import CODES, LAST_RESORT, NONE, POLICY, UNDECIDED, Decision
 from .load import ReplicaLoad, imbalance
 from .picker import pick, usable
 from .ring import Ring, conversation_key
@@ -32,6 +32,9 @@ class ChoicePolicy(Protocol[L]):
 
     last: Decision
     cached: int
+    counts: list[int]
+    prompt_tokens: int
+    cached_tokens: int
 
     def choose(
         self,
@@ -69,7 +72,8 @@ class _Baseline(abc.ABC, Generic[L]):
 
     def __init__(self) -> None:
         self.last: Decision = UNDECIDED
-        self.cached = 0
+        self.cached = self.prompt_tokens = self.cached_tokens = 0
+        self.counts = [0] * len(CODES)
 
     def choose(
         self,
@@ -92,6 +96,8 @@ class _Baseline(abc.ABC, Generic[L]):
             code = NONE if found is None else LAST_RESORT
         if found is not None:
             found.chosen += 1
+            self.prompt_tokens += prompt_tokens
+        self.counts[code] += 1
         self.last = (code, len(group), 0, 0.0 if found is None else found.work, 0.0)
         return found
 

@@ -47,6 +47,11 @@ class Backend(ReplicaLoad):
         self.heads: dict[bytes, bytes] = {}
         """What `head` has made."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether nothing is known against it."""
+        return self.health is HEALTHY or self.health.answers
+
     def hear(self, report: Report, now: float) -> None:
         """Take what it says of its load."""
         self.next_report = now + REPORT_SECONDS

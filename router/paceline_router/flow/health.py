@@ -95,6 +95,11 @@ class Health:
         return self.phase is not Phase.CLOSED
 
     @property
+    def answers(self) -> bool:
+        """Whether it is not known to fail. The last replica of a service is never ejected, however dead it is."""
+        return self.phase is Phase.CLOSED and self.connects < CONNECT_FAILURES and self.failures < FAILURES
+
+    @property
     def avoid_until(self) -> float:
         """Until when it is chosen only if there is nobody else (monotonic seconds)."""
         return max(self.until, self.busy_until) if self.phase is not Phase.CLOSED else self.busy_until

@@ -32,6 +32,7 @@ from paceline_router.processes.merging import (
 from paceline_router.report.admin import MAX_HEAD_BYTES, STREAMS_END_WITHIN
 from paceline_router.report.demand import stream
 from paceline_router.report.guard import guarded_app
+from paceline_router.report.status import merge_status
 from paceline_router.report.tokens import AdminToken
 
 ASK_SECONDS = 5.0
@@ -229,6 +230,10 @@ def make_app(fleet: CombinedAdmin, token: AdminToken) -> FastAPI:
     @app.get("/v1/paceline/routes")
     async def routes() -> JSONResponse:
         return JSONResponse(merge_routes(await fleet.pages("/v1/paceline/routes")))
+
+    @app.get("/v1/paceline/status")
+    async def status() -> JSONResponse:
+        return JSONResponse(merge_status(await fleet.pages("/v1/paceline/status")))
 
     @app.get("/v1/paceline/split")
     async def split() -> JSONResponse:

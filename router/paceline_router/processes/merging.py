@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline_crds import metrics as catalogue
 
-_LEAST = frozenset([catalogue.ROUTER_TABLE_SYNCED.name])
+_LEAST = frozenset([catalogue.ROUTER_TABLE_SYNCED.name, catalogue.ROUTER_AVAILABLE.name])
 _SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.name])
 """Each process has the same table."""
 

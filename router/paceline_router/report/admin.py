@@ -16,10 +16,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from paceline_crds import metrics as catalogue
 from paceline_crds.errors import SERVER_ERROR, error_body
+from paceline_router.choice.decision import CODES
+from paceline_router.choice.policies import ChoicePolicy
+from paceline_router.flow.backend import Backend
 from paceline_router.flow.dataplane import SWEEP_SECONDS, DataPlane
 from paceline_router.report.demand import steady, stream
 from paceline_router.report.guard import guarded_app
 from paceline_router.report.samples import samples_page
+from paceline_router.report.status import answering, status_page
 from paceline_router.report.text import Labels, Sample, exposition, sample, service_labels
 from paceline_router.report.tokens import AdminToken
 from paceline_router.shape.shaper import ShapeSamples
@@ -34,6 +38,10 @@ STREAMS_END_WITHIN = 1
 """Seconds that streams which have no end are given when the router stops."""
 
 MAX_HEAD_BYTES = 32 * 1024
+
+
+RESTARTS = ("ended", "silent", "start")
+"""Why a process of several is started again."""
 
 
 class Source(Protocol):
@@ -121,6 +129,8 @@ def _samples(plane: DataPlane, source: Source) -> Iterator[Sample]:
         yield sample(catalogue.ROUTER_REPLICAS, service_labels(key), state, value=count)
     for key, living in list(plane.living.items()):
         yield from living.tenants.samples(service_labels(key))
+        yield sample(catalogue.ROUTER_AVAILABLE, service_labels(key), value=int(answering(living) > 0))
+        yield from _choices(living.chooser, service_labels(key))
         yield from _estimates(living.shaper.samples(), service_labels(key))
     for demand in plane.demand():
         labels = service_labels(demand.service)
@@ -128,6 +138,9 @@ def _samples(plane: DataPlane, source: Source) -> Iterator[Sample]:
         yield sample(catalogue.ROUTER_OLDEST_WAIT, labels, value=demand.oldest_wait_ms / 1000.0)
     yield sample(catalogue.ROUTER_SERVICES, (), value=len(table.services))
     yield sample(catalogue.ROUTER_TABLE_SYNCED, (), value=int(plane.synced))
+    for reason in RESTARTS:
+        # The supervisor adds what it has counted (see `processes.admin`).
+        yield sample(catalogue.ROUTER_PROCESS_RESTARTS, (), reason, value=0)
     yield sample(catalogue.ROUTER_CLIENT_CONNECTIONS, (), value=len(plane.clients))
     tracer = plane.observer.tracer
     for result, count in (("sent", tracer.sent), ("lost", tracer.lost), ("dropped", tracer.dropped)):
@@ -136,6 +149,15 @@ def _samples(plane: DataPlane, source: Source) -> Iterator[Sample]:
     if age is not None:
         # Not known is an absent series, never a zero.
         yield sample(catalogue.ROUTER_TABLE_AGE, (), value=age)
+
+
+def _choices(chooser: ChoicePolicy[Backend], labels: Labels) -> Iterator[Sample]:
+    """Why replicas were chosen, and how much of the prompts was expected to lie there."""
+    for reason, count in zip(CODES, tuple(chooser.counts), strict=True):
+        yield sample(catalogue.ROUTER_CHOICES, labels, reason, value=count)
+    cached = chooser.cached_tokens
+    for kind, tokens in (("cached", cached), ("new", max(0, chooser.prompt_tokens - cached))):
+        yield sample(catalogue.ROUTER_CHOICE_TOKENS, labels, kind, value=tokens)
 
 
 def _estimates(found: ShapeSamples, labels: Labels) -> Iterator[Sample]:
@@ -187,6 +209,10 @@ def make_app(plane: DataPlane, source: Source, token: AdminToken) -> FastAPI:
     @app.get("/v1/paceline/routes")
     async def routes() -> JSONResponse:
         return JSONResponse(steady(lambda: routes_page(plane, source)))
+
+    @app.get("/v1/paceline/status")
+    async def status() -> JSONResponse:
+        return JSONResponse(steady(lambda: status_page(plane)))
 
     @app.get("/v1/paceline/split")
     def split() -> JSONResponse:

@@ -35,6 +35,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.imbalance = Imbalance()
+        """Of requests."""
+        self.work_imbalance = Imbalance()
+        """Of the work ahead, in tokens."""
         self._ticked_at = self._slot_at = self._forgot_at = 0.0
         self._late = (0.0, 0.0)
         self.services: dict[str, ServiceMetrics] = {}
@@ -74,14 +77,12 @@ class Metrics:
         if late > self._late[1]:
             self._late = (self._late[0], late)
         if self.imbalance.due(now):
-            self.imbalance.look(
-                (
-                    ((backend.replica.service, backend.replica.pool), backend.replica.uid, float(backend.in_flight))
-                    for backend in backends
-                    if backend.replica.ready
-                ),
-                now,
-            )
+            ready = [(backend, backend.replica) for backend in backends if backend.replica.ready]
+            places = [((replica.service, replica.pool), replica.uid) for _, replica in ready]
+            requests = [float(backend.in_flight) for backend, _ in ready]
+            work = [max(0.0, backend.work) for backend, _ in ready]
+            for imbalance, amounts in ((self.imbalance, requests), (self.work_imbalance, work)):
+                imbalance.look(((*place, amount) for place, amount in zip(places, amounts, strict=True)), now)
         if now - self._slot_at >= SLOT_SECONDS:
             self._slot_at = now
             self._late = (self._late[1], 0.0)
@@ -110,6 +111,10 @@ class Metrics:
         yield sample(catalogue.ROUTER_CONNECT_FAILURES, (), value=self.connect_failures)
         yield sample(catalogue.ROUTER_UNUSUAL_REPORTS, (), value=self.unusual_reports)
         yield sample(catalogue.ROUTER_LAG, (), value=self.lag)
-        for (key, pool), ratio in self.imbalance.ratios.items():
-            if key in self.services:
-                yield sample(catalogue.ROUTER_IMBALANCE, service_labels(key), pool, value=ratio)
+        for metric, imbalance in (
+            (catalogue.ROUTER_IMBALANCE, self.imbalance),
+            (catalogue.ROUTER_WORK_IMBALANCE, self.work_imbalance),
+        ):
+            for (key, pool), ratio in imbalance.ratios.items():
+                if key in self.services:
+                    yield sample(metric, service_labels(key), pool, value=ratio)
