@@ -15,6 +15,7 @@ from paceline_kube import (
     PERSISTENTVOLUMECLAIMS,
     PODDISRUPTIONBUDGETS,
     PODS,
+    AlreadyExists,
     Conflict,
     JsonObject,
     KubeClient,
@@ -100,10 +101,9 @@ class Applier:
 
     async def _create_revision(self, action: CreateRevision) -> None:
         await self._must_be_alive()
-        await self._must_be_free(INFERENCEREVISIONS, action.name)
         annotations = None if action.adopt else provenance(self._live_metadata)
         body = children.revision(self._observed, self._desired, annotations)
-        self._put(INFERENCEREVISIONS, await self._apply(INFERENCEREVISIONS, body))
+        await self._make(INFERENCEREVISIONS, body)
         if not action.adopt:
             pools = ", ".join(f"{pool.name} {pool.hash}" for pool in self._desired.pools)
             self._tell("RevisionCreated", f"Created revision {action.name} (pools: {pools})")
@@ -122,20 +122,15 @@ class Applier:
 
     async def _apply_config_map(self, action: ApplyConfigMap) -> None:
         await self._must_be_alive()
-        await self._must_be_free(CONFIGMAPS, action.name)
-        body = children.config_map(self._observed, action.name, action.pool)
-        self._put(CONFIGMAPS, await self._apply(CONFIGMAPS, body))
+        await self._make(CONFIGMAPS, children.config_map(self._observed, action.name, action.pool))
 
     async def _apply_budget(self, action: ApplyBudget) -> None:
         await self._must_be_alive()
         try:
-            await self._must_be_free(PODDISRUPTIONBUDGETS, action.name)
+            await self._make(PODDISRUPTIONBUDGETS, children.budget(self._observed, action.name, action.pool))
         except NameTaken as exc:
             # Whoever made it guards these pods or others; nothing else waits for ours.
             log.info("%s/%s: %s", *self._key, exc)
-            return
-        body = children.budget(self._observed, action.name, action.pool)
-        self._put(PODDISRUPTIONBUDGETS, await self._apply(PODDISRUPTIONBUDGETS, body))
 
     async def _apply_deployment(self, action: ApplyDeployment) -> None:
         if action.force:
@@ -144,16 +139,15 @@ class Applier:
         body = children.deployment(self._observed, action.name, action.pool, action.replicas)
         if action.before is None:
             await self._must_be_alive()
+            # Not by a create: its fields are to be applied again, and then the maker would be another manager.
             await self._must_be_free(DEPLOYMENTS, action.name)
         else:
-            # Never on another Deployment of this name; and down only from the state that was judged.
-            body["metadata"]["uid"] = action.uid
-            if action.replicas < action.before:
-                body["metadata"]["resourceVersion"] = action.resource_version
+            # Never on another Deployment of this name, and only from the state that was judged.
+            body["metadata"] |= {"uid": action.uid, "resourceVersion": action.resource_version}
         try:
             stored = await self._client.apply(DEPLOYMENTS, body, field_manager=FIELD_MANAGER_OPERATOR)
         except Conflict as conflict:
-            if not conflict.causes:
+            if not claims(conflict):
                 raise
             stored = await self._apply_around(body, conflict)
         self._put(DEPLOYMENTS, stored)
@@ -167,8 +161,7 @@ class Applier:
 
         Its values are sent back in the place of ours: equal values are no conflict, and it stays their owner.
         """
-        claims = [str(cause.get("field")) for cause in conflict.causes]
-        foreign = [field for field in claims if field.startswith(".spec.template")]
+        foreign = [field for field in claims(conflict) if field.startswith(".spec.template")]
         if foreign:
             live = await self._client.get(DEPLOYMENTS, body["metadata"]["name"], self._observed.namespace)
             body["spec"]["template"] = project(body["spec"]["template"], live["spec"]["template"])
@@ -232,7 +225,27 @@ class Applier:
         else:
             self._written.remove(self._key, resource, {"metadata": metadata})
 
-    async def _apply(self, resource: Resource, body: JsonObject) -> JsonObject:
+    async def _make(self, resource: Resource, body: JsonObject) -> None:
+        """Create a child whose fields never change; one that is there already gets its owner and labels back."""
+        try:
+            stored = await self._client.create(resource, body, field_manager=FIELD_MANAGER_OPERATOR)
+        except AlreadyExists:
+            stored = await self._take_over(resource, body)
+        self._put(resource, stored)
+
+    async def _take_over(self, resource: Resource, body: JsonObject) -> JsonObject:
+        metadata = body["metadata"]
+        live = await self._must_be_free(resource, metadata["name"])
+        if live is not None:
+            labels, uid = live["metadata"].get("labels") or {}, self._observed.uid
+            if (
+                ownership(live, uid, self._observed.name) is Ownership.OURS
+                and metadata["labels"].items() <= labels.items()
+            ):
+                # Made by the pass before, or by another leader, and on its way into the caches.
+                return live
+            kept = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
+            body = {**body, "metadata": {**metadata, **kept}}
         return await self._client.apply(resource, body, field_manager=FIELD_MANAGER_OPERATOR, force=True)
 
     async def _must_be_alive(self) -> None:
@@ -249,18 +262,19 @@ class Applier:
         # The caches drop what says who wrote what.
         self._live_metadata = live["metadata"]
 
-    async def _must_be_free(self, resource: Resource, name: str) -> None:
-        """No apply over an object of somebody else: the caches hold labelled objects only."""
+    async def _must_be_free(self, resource: Resource, name: str) -> JsonObject | None:
+        """No apply over an object of somebody else: the caches hold labelled objects only. Gives what is there."""
         observed = self._observed
         try:
             live = await self._client.get(resource, name, observed.namespace)
         except NotFound:
-            return
+            return None
         if ownership(live, observed.uid, observed.name) is Ownership.FOREIGN:
             raise NameTaken(
                 f"{resource.kind} {name} is there already and does not belong to this service; it is not touched: "
                 "delete it, or give the service another name"
             )
+        return live
 
     def _put(self, resource: Resource, obj: JsonObject) -> None:
         if resource == INFERENCEREVISIONS:
@@ -269,6 +283,11 @@ class Applier:
 
     def _tell(self, reason: str, message: str, *, type: str = "Normal") -> None:
         self._recorder.event(self._service, type=type, reason=reason, message=message)
+
+
+def claims(conflict: Conflict) -> list[str]:
+    """Fields that other managers have claimed; empty where the object itself has changed, or is another one."""
+    return [str(cause.get("field")) for cause in conflict.causes if cause.get("reason") == "FieldManagerConflict"]
 
 
 _LIST_KEYS = ("mountPath", "containerPort", "name")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paceline_crds.service import InferenceService
-from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES
+from paceline_kube import CONFIGMAPS, DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, Conflict
 from paceline_kube.testing import FakeApiServer
-from paceline_operator.apply import Applier, ServiceGone, project
+from paceline_operator.apply import Applier, NameTaken, ServiceGone, project
 from paceline_operator.observed import Observed
-from paceline_operator.plan import ApplyDeployment, CreateRevision, Delete, child_name
+from paceline_operator.plan import ApplyBudget, ApplyConfigMap, ApplyDeployment, CreateRevision, Delete, child_name
 from paceline_operator.render import Carried, render
 from paceline_operator.written import Written
 
@@ -55,6 +55,72 @@ async def test_nothing_is_made_for_a_service_that_is_gone_or_another(server: Fak
     client = server.client()
     for kind in (INFERENCEREVISIONS, DEPLOYMENTS):
         assert (await client.list(kind, "demo")).items == []
+
+
+POOL = DESIRED.pools[0]
+NAME = child_name("chat", POOL)
+CHILDREN = (
+    CreateRevision(DESIRED.revision),
+    ApplyConfigMap(NAME, POOL),
+    ApplyDeployment(NAME, POOL, 1, None),
+    ApplyBudget("chat-default", "default"),
+)
+
+
+async def served(server: FakeApiServer) -> str:
+    made = await server.client().create(INFERENCESERVICES, SERVICE, "demo")
+    del server.requests[:]
+    return str(made["metadata"]["uid"])
+
+
+async def test_a_new_service_costs_no_more_calls_than_it_has_children_and_two_looks(server: FakeApiServer) -> None:
+    taking = applier(server, await served(server))
+    for action in CHILDREN:
+        await taking.take(action)
+    kinds = [(request.split()[0], request.split("?")[0].split("/")[-2:]) for request in server.requests]
+    assert [method for method, _ in kinds] == ["GET", "POST", "POST", "GET", "PATCH", "POST"]
+    assert [path for method, path in kinds if method == "GET"] == [
+        ["inferenceservices", "chat"],
+        ["deployments", NAME],
+    ]
+
+
+async def test_what_another_leader_made_meanwhile_is_left_as_it_is(server: FakeApiServer) -> None:
+    uid = await served(server)
+    for action in (CHILDREN[0], CHILDREN[1]):
+        await applier(server, uid).take(action)
+    made = [(await server.client().list(kind, "demo")).items for kind in (INFERENCEREVISIONS, CONFIGMAPS)]
+    for action in (CHILDREN[0], CHILDREN[1]):
+        await applier(server, uid).take(action)
+    assert [(await server.client().list(kind, "demo")).items for kind in (INFERENCEREVISIONS, CONFIGMAPS)] == made
+
+
+async def test_a_child_that_lost_its_labels_gets_them_back(server: FakeApiServer) -> None:
+    uid = await served(server)
+    await applier(server, uid).take(CHILDREN[1])
+    made = await server.client().get(CONFIGMAPS, NAME, "demo")
+    labels = dict.fromkeys(made["metadata"]["labels"])
+    await server.client().patch(CONFIGMAPS, NAME, {"metadata": {"labels": labels}}, "demo")
+    await applier(server, uid).take(CHILDREN[1])
+    assert (await server.client().get(CONFIGMAPS, NAME, "demo"))["metadata"]["labels"] == made["metadata"]["labels"]
+
+
+async def test_an_object_of_somebody_else_is_no_child_whatever_its_name(server: FakeApiServer) -> None:
+    theirs = await server.client().create(CONFIGMAPS, {"metadata": {"name": NAME}, "data": {"a": "b"}}, "demo")
+    with pytest.raises(NameTaken):
+        await applier(server, await served(server)).take(CHILDREN[1])
+    assert await server.client().get(CONFIGMAPS, NAME, "demo") == theirs
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_a_count_is_written_only_over_the_state_that_was_judged(server: FakeApiServer, replicas: int) -> None:
+    uid = await served(server)
+    await applier(server, uid).take(ApplyDeployment(NAME, POOL, 2, None))
+    seen = (await server.client().get(DEPLOYMENTS, NAME, "demo"))["metadata"]
+    await server.client().patch(DEPLOYMENTS, NAME, {"spec": {"replicas": 5}}, "demo")
+    with pytest.raises(Conflict):
+        await applier(server, uid).take(ApplyDeployment(NAME, POOL, replicas, 2, seen["uid"], seen["resourceVersion"]))
+    assert (await server.client().get(DEPLOYMENTS, NAME, "demo"))["spec"]["replicas"] == 5
 
 
 async def test_deleting_what_is_gone_is_no_error(server: FakeApiServer) -> None:

@@ -182,7 +182,7 @@ async def test_an_operator_that_ends_after_any_write_is_followed_by_one_that_fin
 
     def cut(desk: Desk, after: int | None) -> None:
         left = [after]
-        for name in ("apply", "patch"):
+        for name in ("create", "apply", "patch"):
             real: Callable[..., Any] = getattr(desk.client, name)
 
             async def limited(*args: Any, real: Callable[..., Any] = real, **kwargs: Any) -> Any:
