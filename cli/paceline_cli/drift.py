@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from paceline_crds.names import LABEL_SERVICE, derived_name
-from paceline_crds.service import RolloutStrategy
 from paceline_kube import (
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -25,7 +24,6 @@ from paceline_kube.pods import is_ready
 from paceline_operator.drift.compare import Drift, World, compare
 from paceline_operator.drift.world import world_of
 from paceline_operator.gather import RevisionReader, gather
-from paceline_operator.render import Desired
 
 from .asking import ask
 from .connection import (
@@ -140,16 +138,7 @@ def _world(obj: JsonObject, children: Children) -> World | str:
         return "no revision has been made yet"
     if asked_for.parsed is None:
         return f"{asked_for.name} was written by a newer release, so it cannot be read"
-    desired = Desired(
-        revision=asked_for.name,
-        hash_version=asked_for.parsed.spec.hash_version,
-        pools=asked_for.pools,
-        replicas={},
-        strategy=RolloutStrategy.ROLLING,
-        history_limit=0,
-        suspended=False,
-    )
-    return world_of(observed, desired, deployments, config_maps, pods)
+    return world_of(observed, asked_for.pools, deployments, config_maps, pods)
 
 
 def _by_service(objects: Iterable[JsonObject]) -> dict[tuple[str, str], list[JsonObject]]:

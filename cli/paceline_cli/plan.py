@@ -19,6 +19,7 @@ from paceline_crds.quantities import parse_quantity
 from paceline_planner.accelerators import CATALOGUE, GB, Accelerator, cpu, find
 from paceline_planner.fitting import nearest, serves
 from paceline_planner.ledger import BYTES, Ledger, Setup, arithmetic, gib, kib, ledger
+from paceline_planner.models import known
 from paceline_planner.shapes import ModelShape, UnknownModel, shape_of
 
 from .tables import columns, indented
@@ -63,7 +64,8 @@ def memory(
     model: Annotated[
         str,
         typer.Argument(
-            help="config.json of a model (HF's form) or the folder it is in, package://DISTRIBUTION, or - for stdin."
+            help="config.json of a model (HF's form) or the folder it is in, package://DISTRIBUTION, hf://ORG/NAME of "
+            "a well-known model, or - for stdin."
         ),
     ],
     accelerator: Annotated[
@@ -200,6 +202,10 @@ def read_config(model: str) -> Mapping[str, Any]:
     """
     if model.startswith("package://"):
         return _config_in_package(model)
+    if model.startswith("hf://"):
+        if (found := known(model)) is None:
+            raise UnknownModel(f"the config of {model} is not known here: fetch its config.json and give the file")
+        return found.config
     try:
         if model == "-":
             text = sys.stdin.read()

@@ -57,6 +57,8 @@ class Reason(enum.StrEnum):
     NODE_LOST = "NodeLost"
     EVICTED = "Evicted"
     INVALID_SPEC = "InvalidSpec"
+    DOES_NOT_FIT = "DoesNotFit"
+    """What is asked for is more than the accelerator has, by the ledger; what serves goes on."""
     SERVING = "Serving"
     IDLE = "Idle"
     NOTHING_SERVES = "NothingServes"

@@ -12,11 +12,12 @@ from .fields import OpenObject, rule
 from .runtime_config import RuntimeConfig
 from .service import ObjectMeta
 
-HASH_VERSION = 2
+HASH_VERSION = 3
 """Raised when the same input would hash to something else, so that old hashes are recognised as such.
 
 1: the first. 2: pods are spread over nodes and zones, go on serving for a moment when they are asked to end, and are
-given as long as the longest request.
+given as long as the longest request. 3: sizes that the spec leaves out come from the ledger, where model and
+accelerator are known.
 """
 
 
@@ -26,12 +27,16 @@ class RevisionPool(Model):
     name: Annotated[str, Field(description="Name of the pool.")]
     hash: Annotated[
         str,
-        Field(description="Hash over everything below; Deployment and ConfigMap carry it in their names."),
+        Field(description="Hash over image, config and podTemplate; Deployment and ConfigMap carry it in their names."),
     ]
     image: Annotated[str, Field(description="Container image of the runtime.")]
     image_origin: Annotated[str, Field(description="Where the image came from: spec, pool or operator.")]
     config: Annotated[RuntimeConfig, Field(description="The runtime's config file, each value with its origin.")]
     pod_template: Annotated[OpenObject, Field(description="The pod template of the Deployment.")]
+    ledger: Annotated[
+        str | None,
+        Field(description="The sum behind values of origin ledger, or why there are none. In no hash."),
+    ] = None
 
 
 class InferenceRevisionSpec(Model):

@@ -22,6 +22,7 @@ class Defaults:
         startup_failures: probes, one each second, before a replica that loads its model is given up.
         spread: pods of a pool are spread over nodes and zones, as far as they go.
         pre_stop_seconds: a replica that is asked to end takes requests for so long, since senders learn of it late.
+        ledger: sizes that the spec leaves out are counted, where model and accelerator are known (see `sizing`).
         grace_margin: seconds that a replica has beyond the longest request; 0: it has the grace period above, always.
     """
 
@@ -39,8 +40,13 @@ class Defaults:
     spread: bool = True
     pre_stop_seconds: int = 2
     grace_margin: int = 30
+    ledger: bool = True
 
 
 TABLES: Mapping[int, Defaults] = MappingProxyType(
-    {1: Defaults(spread=False, pre_stop_seconds=0, grace_margin=0), 2: Defaults()}
+    {
+        1: Defaults(spread=False, pre_stop_seconds=0, grace_margin=0, ledger=False),
+        2: Defaults(ledger=False),
+        3: Defaults(),
+    }
 )

@@ -168,7 +168,7 @@ class Reconciler:
         try:
             desired = self._render(service, observed)
         except InvalidSpec as exc:
-            problem = Problem(Reason.INVALID_SPEC, str(exc))
+            problem = Problem(exc.reason, str(exc))
             situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
             return await self._tell(service, situation)
         if asks_routers(observed, desired):
@@ -201,7 +201,7 @@ class Reconciler:
         return min((seconds for seconds in looks if seconds is not None), default=None)
 
     def world(self, key: Key) -> World | None:
-        """What is compared for a service; None where it is gone, going, or cannot be rendered.
+        """What is compared for a service; None where it is gone or going.
 
         While no object has changed, it is the very one of the last time: looks come round for ever, changes do not.
         """
@@ -224,10 +224,10 @@ class Reconciler:
             return known[1]
         observed = self._observe(service)
         try:
-            desired = self._render(service, observed)
+            asked = self._render(service, observed).pools
         except InvalidSpec:
-            return None
-        world = world_of(observed, desired, deployments, config_maps, pods)
+            asked = ()
+        world = world_of(observed, asked, deployments, config_maps, pods)
         if not self._written.pending(key):
             self._worlds[key] = versions, world
         return world

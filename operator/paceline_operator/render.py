@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
+from paceline_crds.conditions import Reason
 from paceline_crds.durations import parse_duration
 from paceline_crds.names import DEFAULT_POOL, derived_name
 from paceline_crds.pod_options import PodOptions
@@ -22,15 +23,25 @@ from paceline_crds.service import (
     RolloutStrategy,
     RuntimeSpec,
 )
+from paceline_planner.defaults import DoesNotFit
 
 from .defaults import TABLES, Defaults
 from .hashing import pool_hash, revision_hash
+from .sizing import Sizes, Value, inputs, sizes
 from .sources import storage_of
 from .template import pod_template
 
 
 class InvalidSpec(Exception):
     """A spec that no configuration can be made of; the message says what to write instead."""
+
+    reason = Reason.INVALID_SPEC
+
+
+class CannotFit(InvalidSpec):
+    """A spec that asks for more than its accelerator has; the message has the arithmetic."""
+
+    reason = Reason.DOES_NOT_FIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +51,12 @@ class Carried:
     Attributes:
         hash_version: of the newest revision: its defaults and its way of rendering stay.
         images: pool → image that once came from the operator; under `""` the newest of any pool, for pools yet unseen.
+        pools: of the kept revisions of this hash version, the newest first: what was counted for them stays.
     """
 
     hash_version: int = HASH_VERSION
     images: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    pools: tuple[RevisionPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +79,6 @@ class Desired:
     pinned: bool = False
 
 
-class Value(NamedTuple):
-    """A parameter with where it came from."""
-
-    value: Any
-    origin: Origin
-
-
 def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:
     """What to carry on, from all revisions that are kept, in any order."""
     ordered = sorted(revisions, key=lambda r: (r.metadata.creation_timestamp or "", r.metadata.name))
@@ -86,7 +92,18 @@ def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:
                 images[""] = pool.image
     # A table that this release does not know was written by a newer one.
     known = [r.spec.hash_version for r in ordered if r.spec.hash_version in TABLES]
-    return Carried(known[-1] if known else HASH_VERSION, MappingProxyType(images))
+    version = known[-1] if known else HASH_VERSION
+    return Carried(version, MappingProxyType(images), pools_of(ordered, version))
+
+
+def pools_of(revisions: Sequence[InferenceRevision], hash_version: int) -> tuple[RevisionPool, ...]:
+    """The pools of those revisions, given in order of age, that are of a hash version; the newest first."""
+    return tuple(
+        pool
+        for revision in reversed(revisions)
+        if revision.spec.hash_version == hash_version
+        for pool in revision.spec.pools
+    )
 
 
 def render(service: InferenceService, carried: Carried, operator_image: str) -> Desired:
@@ -98,16 +115,25 @@ def render(service: InferenceService, carried: Carried, operator_image: str) -> 
         operator_image: the runtime's image where neither spec nor an earlier revision names one.
 
     Raises:
-        InvalidSpec: values that cannot go together.
+        InvalidSpec: values that cannot go together, or (`CannotFit`) more than the accelerator has.
     """
-    spec = service.spec
-    pools = [PoolSpec.model_construct(name=DEFAULT_POOL, replicas=spec.replicas), *(spec.pools or ())]
-    rendered = tuple(_render_pool(service, pool, carried, operator_image) for pool in pools)
-    return Desired(
+    rendered = tuple(_render_pool(service, pool, carried, operator_image) for pool in _pools(service.spec))
+    return replace(
+        asked(service),
         revision=derived_name(service.metadata.name, revision_hash({pool.name: pool.hash for pool in rendered})),
         hash_version=carried.hash_version,
         pools=rendered,
-        replicas=MappingProxyType({pool.name: pool.replicas for pool in pools}),
+    )
+
+
+def asked(service: InferenceService) -> Desired:
+    """What the spec asks for beside the configuration of its pools: no revision, no pools."""
+    spec = service.spec
+    return Desired(
+        revision="",
+        hash_version=HASH_VERSION,
+        pools=(),
+        replicas=MappingProxyType({pool.name: pool.replicas for pool in _pools(spec)}),
         strategy=spec.rollout.strategy if spec.rollout else RolloutStrategy.ROLLING,
         history_limit=spec.revision_history_limit,
         suspended=spec.suspend,
@@ -115,10 +141,14 @@ def render(service: InferenceService, carried: Carried, operator_image: str) -> 
     )
 
 
+def _pools(spec: InferenceServiceSpec) -> list[PoolSpec]:
+    return [PoolSpec.model_construct(name=DEFAULT_POOL, replicas=spec.replicas), *(spec.pools or ())]
+
+
 def pinned(desired: Desired, revision: InferenceRevision) -> Desired:
     """What is asked for while an order pins a kept revision: its pools as they were rendered then.
 
-    Counts stay those of the spec, since they belong to no revision; a pool that the spec no longer has gets one
+    The rest of the spec need not even be one that can be rendered. Counts stay those of the spec, since they belong to no revision; a pool that the spec no longer has gets one
     replica.
     """
     return replace(
@@ -137,28 +167,37 @@ def _render_pool(service: InferenceService, pool: PoolSpec, carried: Carried, op
     layers = ((Origin.POOL, pool.runtime), (Origin.SPEC, spec.runtime))
     options = _options(spec.pod, pool.pod)
     image = _image(layers, carried, pool.name, operator_image)
-    values = _parameters(layers, defaults)
+    accelerator = pool.accelerator or spec.accelerator
     try:
         storage = storage_of(spec.model, {str(volume.get("name")) for volume in options.volumes or ()})
-        config = RuntimeConfig(
-            model=ModelIdentity(source=storage.source, served_name=service.served_name),
-            parameters=RuntimeParameters(**{name: value.value for name, value in values.items()}),
-            origins={_alias(name): value.origin for name, value in values.items()},
-        )
         template = pod_template(
             service=service.metadata.name,
             pool=pool.name,
             image=image.value,
             storage=storage,
             options=options,
-            accelerator=pool.accelerator or spec.accelerator,
+            accelerator=accelerator,
             defaults=defaults,
             longest_request=_longest_request(spec),
+        )
+        given = _given(layers)
+        counted = Sizes()
+        if defaults.ledger:
+            asked = inputs(storage.source, {name: value.value for name, value in given.items()}, template)
+            device = accelerator.resource if accelerator is not None and accelerator.count else None
+            counted = sizes(asked, device, defaults, pool.name, carried.pools)
+        values = _parameters({**given, **counted.values}, defaults)
+        config = RuntimeConfig(
+            model=ModelIdentity(source=storage.source, served_name=service.served_name),
+            parameters=RuntimeParameters(**{name: value.value for name, value in values.items()}),
+            origins={_alias(name): value.origin for name, value in values.items()},
         )
         digest = pool_hash(hash_version=carried.hash_version, config=config, image=image.value, pod_template=template)
     except ValidationError as exc:
         words = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
         raise InvalidSpec(f"pool {pool.name}: {words}") from exc
+    except DoesNotFit as exc:
+        raise CannotFit(f"pool {pool.name}: {exc}") from exc
     except ValueError as exc:
         raise InvalidSpec(f"pool {pool.name}: {exc}") from exc
     return RevisionPool(
@@ -168,6 +207,7 @@ def _render_pool(service: InferenceService, pool: PoolSpec, carried: Carried, op
         image_origin=image.origin.value,
         config=config,
         pod_template=template,
+        ledger=counted.words,
     )
 
 
@@ -187,8 +227,8 @@ def _image(layers: Layers, carried: Carried, pool: str, operator_image: str) -> 
     return Value(carried.images.get(pool) or carried.images.get("") or operator_image, Origin.OPERATOR)
 
 
-def _parameters(layers: Layers, defaults: Defaults) -> dict[str, Value]:
-    """Every parameter: the pool's value, else the service's, else the default that fits the others."""
+def _given(layers: Layers) -> dict[str, Value]:
+    """The parameters that are written down: the pool's value, else the service's."""
     given: dict[str, Value] = {}
     for origin, runtime in layers:
         if runtime is None:
@@ -222,6 +262,11 @@ def _parameters(layers: Layers, defaults: Defaults) -> dict[str, Value]:
         for name, value in written.items():
             if value is not None:
                 given.setdefault(name, Value(value, origin))
+    return given
+
+
+def _parameters(given: Mapping[str, Value], defaults: Defaults) -> dict[str, Value]:
+    """Every parameter: what is given, else the default that fits the others."""
 
     def or_default(name: str, default: Any) -> Value:
         return given.get(name) or Value(default, Origin.DEFAULT)

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline_crds.names import ANNOTATION_UPGRADE
+from paceline_crds.revision import InferenceRevision
 from paceline_crds.service import InferenceService
 from paceline_kube import JsonObject
 
 from .observed import Observed, Ownership, RevisionView
-from .render import Desired, InvalidSpec, carried_from, pinned, render
+from .render import Desired, InvalidSpec, asked, carried_from, pinned, render
 from .upgrades import read_order, with_order
 
 
@@ -37,7 +38,7 @@ class Renderer:
         """
         self._runtime_image = runtime_image
         self._limit = limit
-        self._known: OrderedDict[str, tuple[_Inputs, Desired | str]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[_Inputs, Desired | InvalidSpec]] = OrderedDict()
 
     def __call__(self, service: JsonObject, observed: Observed) -> Desired:
         """What is asked for.
@@ -59,32 +60,36 @@ class Renderer:
             if len(self._known) > self._limit:
                 self._known.popitem(last=False)
         self._known.move_to_end(observed.uid)
-        if isinstance(known[1], str):
-            raise InvalidSpec(known[1])
+        if isinstance(known[1], InvalidSpec):
+            # A new one: an exception that is raised again and again keeps every frame it went through.
+            raise type(known[1])(str(known[1]))
         return known[1]
 
-    def _render(self, service: JsonObject, own: list[RevisionView]) -> Desired | str:
+    def _render(self, service: JsonObject, own: list[RevisionView]) -> Desired | InvalidSpec:
         try:
             parsed = InferenceService.from_object(service)
+            order = parsed.spec.rollout.order if parsed.spec.rollout else None
+            if order is not None:
+                return pinned(asked(parsed), _ordered(order.revision, own))
             readable = [r.parsed for r in own if r.parsed is not None]
             upgrade = read_order(parsed.metadata.annotations)
             carried = with_order(carried_from(readable), upgrade, readable)
-            desired = render(parsed, carried, self._runtime_image)
+            return render(parsed, carried, self._runtime_image)
         except ValidationError as exc:
-            return _words(exc)
+            return InvalidSpec(_words(exc))
         except InvalidSpec as exc:
-            return str(exc)
-        order = parsed.spec.rollout.order if parsed.spec.rollout else None
-        if order is None:
-            return desired
-        ordered = next((r.parsed for r in own if r.parsed is not None and r.name == order.revision), None)
-        if ordered is None:
-            names = ", ".join(r.name for r in sorted(own, key=lambda r: r.created, reverse=True)) or "none"
-            return (
-                f"spec.rollout.order pins {order.revision}, which is not kept (kept are: {names}); name one of these, "
-                "or remove the order"
-            )
-        return pinned(desired, ordered)
+            return type(exc)(str(exc))
+
+
+def _ordered(name: str, own: list[RevisionView]) -> InferenceRevision:
+    """The kept revision that an order names."""
+    for view in own:
+        if view.name == name and view.parsed is not None:
+            return view.parsed
+    names = ", ".join(r.name for r in sorted(own, key=lambda r: r.created, reverse=True)) or "none"
+    raise InvalidSpec(
+        f"spec.rollout.order pins {name}, which is not kept (kept are: {names}); name one of these, or remove the order"
+    )
 
 
 def _words(exc: ValidationError) -> str:

@@ -17,7 +17,7 @@ from paceline_crds.runtime_config import Origin
 from paceline_crds.status import UpgradeStatus
 
 from .defaults import TABLES
-from .render import Carried, Desired, InvalidSpec
+from .render import Carried, Desired, InvalidSpec, pools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,10 @@ def with_order(carried: Carried, order: Order | None, revisions: Sequence[Infere
     newest = max((r.metadata.creation_timestamp or "" for r in revisions), default="")
     if newest >= order.at:
         return carried
-    return Carried(order.hash_version, MappingProxyType({"": order.image}))
+    ordered = sorted(revisions, key=lambda r: (r.metadata.creation_timestamp or "", r.metadata.name))
+    # What was counted by these defaults already stays: an order that changes nothing must not be the door for more.
+    pools = pools_of(ordered, order.hash_version)
+    return Carried(order.hash_version, MappingProxyType({"": order.image}), pools)
 
 
 def available(desired: Desired, operator_image: str) -> UpgradeStatus | None:

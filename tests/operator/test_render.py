@@ -51,6 +51,8 @@ def test_names_and_hashes_of_a_plain_service_are_the_same_for_ever() -> None:
     assert (first.revision, first.pools[0].hash) == ("chat-074d2a81da", "e3478f50e8")
     second = rendered(carried=Carried(hash_version=2))
     assert (second.revision, second.pools[0].hash) == ("chat-3639091641", "6dae29b67b")
+    third = rendered(carried=Carried(hash_version=3))
+    assert (third.revision, third.pools[0].hash) == ("chat-7d453d9751", "1d68fbc2ad")
 
 
 def test_what_the_spec_says_of_queue_and_memory_reaches_the_engine() -> None:

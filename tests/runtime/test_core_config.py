@@ -82,6 +82,9 @@ def test_no_model_no_file_and_a_broken_file_are_told_apart(tmp_path: Path) -> No
 def test_a_length_above_the_models_own_is_lowered_if_nobody_chose_it_and_refused_if_somebody_did() -> None:
     lowered = fit_model_length(resolve(source=SOURCE, environ={}), 512)
     assert (lowered.parameters.max_model_len, lowered.origins["maxModelLen"]) == (512, Origin.MODEL)
+    counted = resolve(source=SOURCE, environ={})
+    counted = counted.model_copy(update={"origins": counted.origins | {"maxModelLen": Origin.LEDGER}})
+    assert fit_model_length(counted, 512).parameters.max_model_len == 512, "the operator's ledger is nobody's choice"
     asked = resolve(source=SOURCE, flags={"max_model_len": 513}, environ={})
     with pytest.raises(ConfigError, match=r"maxModelLen is 513.*at most 512.*write 512 or less"):
         fit_model_length(asked, 512)

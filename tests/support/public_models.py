@@ -1,16 +1,19 @@
-"""Figures of public models, as their `config.json` has them, with what their makers publish about their size."""
+"""What the makers of the models of the catalogue publish about their size."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from paceline_planner.models import KNOWN
 
 
 @dataclass(frozen=True)
 class Public:
     """Published parameters in billions, and KV cache for one token in bytes (16 bit) where somebody published it."""
 
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     billions: float
     active_billions: float | None
     source: str
@@ -18,217 +21,46 @@ class Public:
     kv_source: str = ""
 
 
+def _of(name: str, *published: Any) -> Public:
+    return Public(KNOWN[name].config, *published)
+
+
 MODELS: dict[str, Public] = {
-    "Llama-3.1-8B": Public(
-        {
-            "model_type": "llama",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        8.03,
-        None,
-        "model card of meta-llama/Llama-3.1-8B",
-        131072,
-        "0.125 MiB for 32 layers x 8 heads x 128 (requirements, L1)",
-    ),
-    "Llama-3.1-70B": Public(
-        {
-            "model_type": "llama",
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-        },
-        70.6,
-        None,
-        "model card of meta-llama/Llama-3.1-70B",
-        327680,
-        "80 x 8 x 128 x 2 x 2",
-    ),
-    "Mistral-7B-v0.1": Public(
-        {
-            "model_type": "mistral",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "tie_word_embeddings": False,
-        },
-        7.24,
-        None,
-        "model card of mistralai/Mistral-7B-v0.1",
-    ),
-    "Mixtral-8x7B": Public(
-        {
-            "model_type": "mixtral",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,
-            "sliding_window": None,
-            "tie_word_embeddings": False,
-        },
-        46.7,
-        12.9,
-        "Mixtral of Experts (arXiv:2401.04088) and its announcement",
-    ),
-    "Qwen2.5-7B": Public(
-        {
-            "model_type": "qwen2",
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-            "max_position_embeddings": 131072,
-            "use_sliding_window": False,
-            "sliding_window": 131072,
-            "tie_word_embeddings": False,
-        },
-        7.61,
-        None,
-        "model card of Qwen/Qwen2.5-7B",
-    ),
-    "Qwen3-30B-A3B": Public(
-        {
-            "model_type": "qwen3_moe",
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "vocab_size": 151936,
-            "max_position_embeddings": 40960,
-            "tie_word_embeddings": False,
-        },
-        30.5,
-        3.3,
-        "model card of Qwen/Qwen3-30B-A3B",
-    ),
-    "DeepSeek-V3": Public(
-        {
-            "model_type": "deepseek_v3",
-            "hidden_size": 7168,
-            "intermediate_size": 18432,
-            "moe_intermediate_size": 2048,
-            "num_hidden_layers": 61,
-            "num_attention_heads": 128,
-            "num_key_value_heads": 128,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 3,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "vocab_size": 129280,
-            "max_position_embeddings": 163840,
-            "tie_word_embeddings": False,
-        },
-        671.0,
-        37.0,
-        "DeepSeek-V3 Technical Report (arXiv:2412.19437)",
-        70272,
-        "70.272 KB: Insights into DeepSeek-V3 (arXiv:2505.09343), table 1",
-    ),
-    "Gemma-2-9B": Public(
-        {
-            "model_type": "gemma2",
-            "hidden_size": 3584,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 42,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 256,
-            "vocab_size": 256000,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-        },
-        9.24,
-        None,
-        "Gemma 2 (arXiv:2408.00118), table 2: 917,962,752 embedding and 8,324,201,984 other parameters",
-    ),
-    "Phi-3-mini-4k": Public(
-        {
-            "model_type": "phi3",
-            "hidden_size": 3072,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 32064,
-            "max_position_embeddings": 4096,
-            "sliding_window": 2047,
-            "tie_word_embeddings": False,
-            "pad_token_id": 32000,
-        },
-        3.82,
-        None,
-        "model card of microsoft/Phi-3-mini-4k-instruct",
-    ),
-    "gpt-oss-20b": Public(
-        {
-            "model_type": "gpt_oss",
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-            "vocab_size": 201088,
-            "max_position_embeddings": 131072,
-            "sliding_window": 128,
-            "tie_word_embeddings": False,
-        },
-        20.9,
-        3.6,
-        "gpt-oss model card (arXiv:2508.10925), table 1",
-    ),
-    "SmolLM2-135M": Public(
-        {
-            "model_type": "llama",
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "vocab_size": 49152,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
-        0.135,
-        None,
-        "model card of HuggingFaceTB/SmolLM2-135M",
-    ),
+    name: _of(name, *published)
+    for name, *published in (
+        (
+            "Llama-3.1-8B",
+            8.03,
+            None,
+            "model card of meta-llama/Llama-3.1-8B",
+            131072,
+            "0.125 MiB for 32 layers x 8 heads x 128 (requirements, L1)",
+        ),
+        ("Llama-3.1-70B", 70.6, None, "model card of meta-llama/Llama-3.1-70B", 327680, "80 x 8 x 128 x 2 x 2"),
+        ("Mistral-7B-v0.1", 7.24, None, "model card of mistralai/Mistral-7B-v0.1"),
+        ("Mixtral-8x7B", 46.7, 12.9, "Mixtral of Experts (arXiv:2401.04088) and its announcement"),
+        ("Qwen2.5-7B", 7.61, None, "model card of Qwen/Qwen2.5-7B"),
+        ("Qwen3-30B-A3B", 30.5, 3.3, "model card of Qwen/Qwen3-30B-A3B"),
+        (
+            "DeepSeek-V3",
+            671.0,
+            37.0,
+            "DeepSeek-V3 Technical Report (arXiv:2412.19437)",
+            70272,
+            "70.272 KB: Insights into DeepSeek-V3 (arXiv:2505.09343), table 1",
+        ),
+        (
+            "Gemma-2-9B",
+            9.24,
+            None,
+            "Gemma 2 (arXiv:2408.00118), table 2: 917,962,752 embedding and 8,324,201,984 other parameters",
+        ),
+        ("Phi-3-mini-4k", 3.82, None, "model card of microsoft/Phi-3-mini-4k-instruct"),
+        ("gpt-oss-20b", 20.9, 3.6, "gpt-oss model card (arXiv:2508.10925), table 1"),
+        ("SmolLM2-135M", 0.135, None, "model card of HuggingFaceTB/SmolLM2-135M"),
+        ("Llama-3.2-1B", 1.23, None, "model card of meta-llama/Llama-3.2-1B"),
+        ("Llama-3.2-3B", 3.21, None, "model card of meta-llama/Llama-3.2-3B"),
+        ("SmolLM2-360M", 0.362, None, "model card of HuggingFaceTB/SmolLM2-360M"),
+        ("SmolLM2-1.7B", 1.71, None, "model card of HuggingFaceTB/SmolLM2-1.7B"),
+    )
 }

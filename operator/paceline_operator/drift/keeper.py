@@ -40,7 +40,7 @@ class DriftKeeper:
         """
         Args:
             active: whether this process is the one that looks.
-            world: reads the caches; None where a service is gone or cannot be rendered.
+            world: reads the caches; None where a service is gone.
             clock: monotonic seconds.
             settle: seconds after a change of objects before the next look, so that a burst is one look.
         """

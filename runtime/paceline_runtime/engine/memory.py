@@ -16,7 +16,7 @@ LEAST_MODEL_LEN = 16
 def fit_model_length(config: RuntimeConfig, max_position: int) -> RuntimeConfig:
     """The configuration with a `maxModelLen` that the model can do.
 
-    A default that nobody chose is lowered to the model's own limit.
+    What nobody chose, a default or the ledger's, is lowered to the model's own limit.
 
     Raises:
         ConfigError: if somebody chose a longer one.
@@ -24,7 +24,7 @@ def fit_model_length(config: RuntimeConfig, max_position: int) -> RuntimeConfig:
     asked = config.parameters.max_model_len
     if asked <= max_position:
         return config
-    if config.origins["maxModelLen"] is Origin.DEFAULT:
+    if config.origins["maxModelLen"] in (Origin.DEFAULT, Origin.LEDGER):
         return with_value(config, "max_model_len", max_position, Origin.MODEL)
     raise ConfigError(
         f"maxModelLen is {asked}, but this model was made for at most {max_position} tokens (its own limit); "
@@ -56,7 +56,7 @@ def fit_cache(config: RuntimeConfig, bytes_per_token: int) -> tuple[RuntimeConfi
             f"the KV cache is too small for any request: {arithmetic}; write kvCache.memory: {-(-needed // MIB)}Mi or "
             "more"
         )
-    if config.origins["maxModelLen"] in (Origin.DEFAULT, Origin.MODEL):
+    if config.origins["maxModelLen"] in (Origin.DEFAULT, Origin.MODEL, Origin.LEDGER):
         return with_value(config, "max_model_len", held, Origin.LEDGER), blocks
     needed = -(-parameters.max_model_len // parameters.block_size) * bytes_per_block
     raise ConfigError(
