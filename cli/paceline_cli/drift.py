@@ -60,7 +60,8 @@ class Found:
         """The exit code that it alone would make."""
         if self.drift is not None and self.drift.items:
             return NO
-        return NOT_KNOWN if self.drift is None or self.drift.unknown else GOOD
+        known = self.drift is not None and not self.drift.unknown and (self.drift.checked or not self.drift.running)
+        return GOOD if known else NOT_KNOWN
 
 
 def drift(
@@ -168,7 +169,7 @@ def _verdict(one: Found) -> str:
     if one.drift is None:
         return f"not known: {one.why}"
     checked = one.drift.checked
-    asked = "no replica is ready, so none could be asked"
+    asked = "no replica is ready, so none could be asked" if one.drift.running else "no replica is there to be asked"
     if checked:
         asked = "1 replica says" if checked == 1 else f"{checked} replicas say"
         asked += " what it runs with" if checked == 1 else " what they run with"
@@ -177,7 +178,7 @@ def _verdict(one: Found) -> str:
         return f"drifted, {count} {'value differs' if count == 1 else 'values differ'}; {asked}"
     if one.drift.unknown:
         return f"not known for {len(one.drift.unknown)} of {checked + len(one.drift.unknown)} ready replicas"
-    return f"in sync; {asked}"
+    return f"not known: {asked}" if one.code == NOT_KNOWN else f"in sync; {asked}"
 
 
 def _as_json(one: Found) -> dict[str, Any]:

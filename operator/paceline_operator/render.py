@@ -148,8 +148,8 @@ def _pools(spec: InferenceServiceSpec) -> list[PoolSpec]:
 def pinned(desired: Desired, revision: InferenceRevision) -> Desired:
     """What is asked for while an order pins a kept revision: its pools as they were rendered then.
 
-    The rest of the spec need not even be one that can be rendered. Counts stay those of the spec, since they belong to no revision; a pool that the spec no longer has gets one
-    replica.
+    The rest of the spec need not be one that can be rendered. Counts stay those of the spec, since they belong to no
+    revision; a pool that the spec no longer has gets one replica.
     """
     return replace(
         desired,

@@ -97,6 +97,17 @@ async def test_what_drifted_outweighs_what_is_not_known(server: FakeApiServer, p
     assert "silent-0 (it answered 502: no route)" in done.stdout
 
 
+async def test_a_service_none_of_whose_replicas_is_ready_is_not_known(
+    server: FakeApiServer, paceline: Any, fill: Fill
+) -> None:
+    await fill(1)
+    [pod] = [obj for key, obj in server.objects.items() if key[0] == PODS]
+    await server.put(PODS, {**pod, "status": {"phase": "Running", "conditions": []}})
+    done = await paceline("drift")
+    assert done.exit_code == 3
+    assert done.stdout == "demo/chat: not known: no replica is ready, so none could be asked\n"
+
+
 async def test_a_status_that_is_away_does_not_hide_the_revision_that_serves(
     server: FakeApiServer, paceline: Any, fill: Fill
 ) -> None:

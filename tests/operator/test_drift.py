@@ -105,7 +105,7 @@ def container(obj: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_runs_as_recorded_is_no_drift() -> None:
     found = compare(world())
-    assert found == Drift(checked=1)
+    assert found == Drift(checked=1, running=1)
     verdict = in_sync(found)
     assert (verdict.status, verdict.reason) == ("True", Reason.IN_SYNC)
 
@@ -250,6 +250,13 @@ def test_two_halves_with_different_weights_are_both_told() -> None:
     reports = {"uid-a": Report(effective()), "uid-b": Report(effective() | {"model_digest": "sha256:b"})}
     found = compare(world(pods=(pod("a"), pod("b")), reports=reports))
     assert [item.subject for item in found.items] == ["a", "b"]
+
+
+def test_nothing_is_in_sync_before_a_replica_has_said_so() -> None:
+    starting = compare(world(pods=(pod(ready=False),)))
+    assert (in_sync(starting).status, in_sync(starting).reason) == ("Unknown", Reason.NOT_KNOWN)
+    assert in_sync(starting).message == "no replica is ready to say what it runs with"
+    assert in_sync(compare(world(pods=()))).message == "no replica is there to say it"
 
 
 def test_a_replica_that_reports_nothing_is_not_known_and_never_in_sync() -> None:

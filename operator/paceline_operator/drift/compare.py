@@ -66,11 +66,14 @@ class Drift:
 
     Attributes:
         unknown: replicas that do not report, by name, with the reason.
+        checked: replicas that did.
+        running: replicas that there are, ready or not.
     """
 
     items: tuple[Item, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     checked: int = 0
+    running: int = 0
 
     def of(self, subject: str) -> tuple[Item, ...]:
         """The items of one pod or object."""
@@ -119,7 +122,7 @@ def compare(world: World) -> Drift:
             continue
         checked += 1
         items += _of_report(name, pool, report.config, digests.get(pool.hash))
-    return Drift(tuple(items), unknown, checked)
+    return Drift(tuple(items), unknown, checked, len(world.pods))
 
 
 def _of_deployments(world: World) -> Iterator[Item]:

@@ -16,7 +16,7 @@ NAMED = 3
 
 
 def in_sync(drift: Drift) -> Verdict:
-    """`ConfigInSync`: False where something differs, Unknown where a replica does not say what it runs with."""
+    """`ConfigInSync`: False where something differs, Unknown where a replica, or nobody yet, says what it runs with."""
     if drift.items:
         first = drift.items[0]
         subjects = len({item.subject for item in drift.items})
@@ -28,6 +28,9 @@ def in_sync(drift: Drift) -> Verdict:
         more = f" and {len(drift.unknown) - NAMED} more" if len(drift.unknown) > NAMED else ""
         words = f"what {len(drift.unknown)} replicas run with is not known ({named}{more})"
         return Verdict(ConditionStatus.UNKNOWN, Reason.NOT_KNOWN, words)
+    if not drift.checked:
+        why = "no replica is ready to say what it runs with" if drift.running else "no replica is there to say it"
+        return Verdict(ConditionStatus.UNKNOWN, Reason.NOT_KNOWN, why)
     count = "1 replica reports" if drift.checked == 1 else f"{drift.checked} replicas report"
     return Verdict(ConditionStatus.TRUE, Reason.IN_SYNC, f"{count} what is recorded")
 
