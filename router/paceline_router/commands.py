@@ -147,8 +147,10 @@ def set_up_logging(level: int) -> None:
     slowlog.to_stderr()
 
 
-def run_here(listen: Listen, settings: Settings, token: AdminToken, config: Path | None) -> int:
-    """Run a router in this process until it is told to stop; the exit code."""
+def run_here(
+    listen: Listen, settings: Settings, token: AdminToken, config: Path | None, heartbeat: int | None = None
+) -> int:
+    """Run a router in this process until it is told to stop; the exit code. See `server.serve`."""
     import uvloop
 
     from paceline_router.epp.start import PickerError
@@ -157,7 +159,7 @@ def run_here(listen: Listen, settings: Settings, token: AdminToken, config: Path
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(listen, settings, token, config))
+            runner.run(serve(listen, settings, token, config, heartbeat=heartbeat))
     except (RoutesFileError, PickerError) as exc:
         typer.echo(f"error: {exc}", err=True)
         return EXIT_WRONG_USE

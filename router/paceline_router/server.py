@@ -16,6 +16,7 @@ from pathlib import Path
 from paceline_router.epp.start import PickerOptions, start_picker
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.flow.polling import poll
+from paceline_router.processes.heartbeat import beat
 from paceline_router.report import otlp
 from paceline_router.report.admin import AdminServer
 from paceline_router.report.tokens import AdminToken
@@ -55,12 +56,14 @@ async def serve(
     token: AdminToken,
     config: Path | None = None,
     ready: asyncio.Event | None = None,
+    heartbeat: int | None = None,
 ) -> None:
     """Run a router until SIGTERM or SIGINT, then drain.
 
     Args:
         config: a routes file; without it the table comes from the Kubernetes API at hand.
         ready: set once both ports are open.
+        heartbeat: a pipe for signs of life, to the supervisor of several processes.
 
     Raises:
         RoutesFileError: the file cannot be used at the start.
@@ -96,6 +99,8 @@ async def serve(
         ]
         for task in tasks:
             task.add_done_callback(lambda task: _ended(task, stop))
+        # To the very end, since what takes its time there is no reason to be taken for dead.
+        beating = None if heartbeat is None else loop.create_task(beat(lambda: plane.ready, heartbeat))
         port = server.sockets[0].getsockname()[1]
         log.info("router on http://%s:%d, admin on port %d", listen.host, port, admin.port)
         print(f"paceline router ready on http://{listen.host}:{port} (admin port {admin.port})", flush=True)
@@ -122,6 +127,8 @@ async def serve(
             await loop.run_in_executor(None, admin.stop)
             if exporter is not None:
                 await loop.run_in_executor(None, exporter.stop)
+            if beating is not None:
+                beating.cancel()
     for result in results:
         if isinstance(result, Exception):
             raise result

@@ -60,9 +60,14 @@ async def fleet(config: Path, *options: str, processes: int = 2) -> AsyncIterato
         assert match is not None, line
         yield Fleet(running, int(match[1]), int(match[2]))
     finally:
-        if running.returncode is None:
-            running.kill()
+        send(running, signal.SIGKILL)
         await running.wait()
+
+
+def send(running: asyncio.subprocess.Process, number: int) -> None:
+    """Not by `running.send_signal`, which takes the exit code from `running.wait` where the process has just ended."""
+    if running.returncode is None:
+        os.kill(running.pid, number)
 
 
 def runs(pid: int) -> bool:
@@ -84,16 +89,27 @@ async def ask(url: str, count: int = 1) -> list[int]:
     """Statuses of so many requests, each on a connection of its own, so that the kernel spreads them."""
     statuses = []
     for _ in range(count):
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=START_SECONDS) as client:
             statuses.append((await client.post(url + "/v1/chat/completions", json=BODY)).status_code)
     return statuses
 
 
-async def answered(service: Fleet) -> int:
-    async with httpx.AsyncClient() as client:
+async def has_answered(service: Fleet, count: int) -> bool:
+    """Whether so many are counted by now: of a process that is late with its answer the last word counts."""
+    async with httpx.AsyncClient(timeout=START_SECONDS) as client:
         text = (await client.get(service.admin + "/metrics")).text
-    (line,) = re.findall(r'paceline_router_requests_total\{[^}]*outcome="2xx"\} (\d+)', text)
-    return int(line)
+    found = re.findall(r'paceline_router_requests_total\{[^}]*outcome="2xx"\} (\d+)', text)
+    assert not found or int(found[0]) <= count
+    return [int(value) for value in found] == [count]
+
+
+async def page_of(client: httpx.AsyncClient) -> Any:
+    """The routes page. While a process has no time to answer, it is a 503 for all."""
+    async with asyncio.timeout(START_SECONDS):
+        while (answer := await client.get("/v1/paceline/routes", headers=TOKEN)).status_code == 503:
+            await asyncio.sleep(0.1)
+    assert answer.status_code == 200
+    return answer.json()
 
 
 async def until(condition: Any) -> None:
@@ -103,7 +119,7 @@ async def until(condition: Any) -> None:
 
 
 async def ready(service: Fleet) -> bool:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=START_SECONDS) as client:
         return (await client.get(service.admin + "/health/ready")).status_code == 200
 
 
@@ -113,18 +129,18 @@ async def test_all_share_a_port_and_one_admin_api_answers_for_them(tmp_path: Pat
         assert len(service.workers()) == 2
         await until(lambda: ready(service))
         assert await ask(service.url, 40) == [200] * 40
-        assert await answered(service) == 40
-        async with httpx.AsyncClient(base_url=service.admin) as client:
+        await until(lambda: has_answered(service, 40))
+        async with httpx.AsyncClient(base_url=service.admin, timeout=START_SECONDS) as client:
             assert (await client.get("/health/live")).status_code == 200
             assert (await client.get("/v1/paceline/routes")).status_code == 401
-            page = (await client.get("/v1/paceline/routes", headers=TOKEN)).json()
+            page = await page_of(client)
             assert page["synced"]
             assert [replica["ready"] for replica in page["services"]["demo/chat"]["replicas"]] == [True]
             assert (await client.get("/none", headers=TOKEN)).status_code == 404
             async with client.stream("GET", "/v1/paceline/demand", headers=TOKEN) as answer:
                 assert answer.status_code == 200
-        service.running.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(service.running.wait(), 30) == 0
+        send(service.running, signal.SIGTERM)
+        assert await asyncio.wait_for(service.running.wait(), START_SECONDS) == 0
 
 
 async def test_a_worker_that_dies_is_replaced_and_what_it_counted_is_kept(tmp_path: Path, peer: Any) -> None:
@@ -132,7 +148,7 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_is_kept(tmp_pa
     async with fleet(routes_file(tmp_path, replica.port), "--shutdown-delay", "0") as service:
         await until(lambda: ready(service))
         await ask(service.url, 20)
-        assert await answered(service) == 20
+        await until(lambda: has_answered(service, 20))
         before = service.workers()
         os.kill(before[0], signal.SIGKILL)
 
@@ -142,7 +158,7 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_is_kept(tmp_pa
 
         await until(replaced)
         assert await ask(service.url, 20) == [200] * 20
-        assert await answered(service) == 40
+        await until(lambda: has_answered(service, 40))
 
 
 async def test_sigterm_lets_streams_of_all_workers_end(tmp_path: Path, peer: Any) -> None:
@@ -174,8 +190,8 @@ async def test_sigterm_lets_streams_of_all_workers_end(tmp_path: Path, peer: Any
         begun = [asyncio.Event() for _ in range(8)]
         streams = [asyncio.create_task(stream(service, event)) for event in begun]
         for event in begun:
-            await asyncio.wait_for(event.wait(), 30)
-        service.running.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(event.wait(), START_SECONDS)
+        send(service.running, signal.SIGTERM)
 
         async def red() -> bool:
             return not await ready(service)
@@ -185,13 +201,13 @@ async def test_sigterm_lets_streams_of_all_workers_end(tmp_path: Path, peer: Any
         for text in await asyncio.gather(*streams):
             assert "after" in text
             assert text.endswith("data: [DONE]\n\n")
-        assert await asyncio.wait_for(service.running.wait(), 30) == 0
+        assert await asyncio.wait_for(service.running.wait(), START_SECONDS) == 0
 
 
 async def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
     async with fleet(routes_file(tmp_path), "--shutdown-delay", "0") as service:
         workers = service.workers()
-        service.running.kill()
+        send(service.running, signal.SIGKILL)
 
         async def gone() -> bool:
             return not any(runs(pid) for pid in workers)

@@ -43,7 +43,7 @@ def one_process(token: AdminToken) -> Iterator[FastAPI]:
 
 
 def several_processes(token: AdminToken) -> Iterator[FastAPI]:
-    fleet = CombinedAdmin(dict, 2, token, "inner", "127.0.0.1", 0)
+    fleet = CombinedAdmin(dict, {}, 2, token, "inner", "127.0.0.1", 0)
     yield make_combined_app(fleet, token)
     fleet._socket.close()
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .load import ReplicaLoad
 
 LEAST, ONLY, PREFIX, SESSION, HOME, SPREAD, BOUND, LAST_RESORT, NONE, POLICY = range(10)
-CODES = ("least", "only", "prefix", "session", "home", "spread", "bound", "last-resort", "none", "policy")
+CODES: Final = ("least", "only", "prefix", "session", "home", "spread", "bound", "last-resort", "none", "policy")
 """For metrics: a closed set of label values."""
 
 Decision: TypeAlias = tuple[int, int, int, float, float]
 """Code; replicas there were to choose from; prompt tokens that lie there already; its work before this request; the
 least work that was seen. Tokens, see `load.py`."""
 
-UNDECIDED: Decision = (NONE, 0, 0, 0.0, 0.0)
+UNDECIDED: Final[Decision] = (NONE, 0, 0, 0.0, 0.0)
 
-_SENTENCES = {
+_SENTENCES: Final = {
     LEAST: "least work of {count} replicas",
     ONLY: "the only replica that could take it",
     PREFIX: "has {saved} of the prompt's tokens already",

@@ -15,40 +15,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
-STALE_AFTER = 3.0
+STALE_AFTER: Final = 3.0
 """Seconds after which a load report says nothing any more."""
 
-EJECT_AFTER = 2
+EJECT_AFTER: Final = 2
 """Connect failures in a row that take a replica out of the choice."""
 
-EJECT_FIRST = 0.5
-EJECT_MOST = 10.0
+EJECT_FIRST: Final = 0.5
+EJECT_MOST: Final = 10.0
 """Seconds a replica stays out: doubled with each further failure. A successful probe ends it at once."""
 
-WARM_SECONDS = 30.0
-WARM_ANSWERS = 64
+WARM_SECONDS: Final = 30.0
+WARM_ANSWERS: Final = 64
 """A replica that has just become ready takes its full share after this time, or after so many answers; until then the
 share grows linearly in the sum of both."""
 
-WARM_LEAST = 0.1
+WARM_LEAST: Final = 0.1
 """The share that it begins with: caches, compiled kernels and page tables are cold, but no answer, no warmth."""
 
-OUTPUT_WEIGHT = 1.0
+OUTPUT_WEIGHT: Final = 1.0
 """Prompt tokens that one expected token of an answer counts for."""
 
-CONTEXT_WEIGHT = 0.02
+CONTEXT_WEIGHT: Final = 0.02
 """Prompt tokens that one token of context counts for while its request is decoded."""
 
-OUTPUT_DEFAULT = 256
+OUTPUT_DEFAULT: Final = 256
 """Tokens of an answer when nothing is known."""
 
-KV_PRESSURE_FROM = 85
-KV_PRESSURE_MOST = 32768.0
+KV_PRESSURE_FROM: Final = 85
+KV_PRESSURE_MOST: Final = 32768.0
 """Percent of the KV cache in use from which a new request may have to wait for another's blocks, and what a full cache
 adds, in prompt tokens: about half an answer's time (170 steps of 8 ms). It grows with the square in between."""
 
-KV_LEARN_FROM = 10
+KV_LEARN_FROM: Final = 10
 """Percent of the KV cache in use from which its size is learnt from the contexts that fill it."""
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from .load import EJECT_AFTER, EJECT_MOST, STALE_AFTER, ReplicaLoad
 
 __all__ = ["EJECT_AFTER", "EJECT_MOST", "STALE_AFTER", "ReplicaLoad", "pick", "usable"]
 
-_BUSY = 1e4
-_STALE = 1e6
-_EJECTED = 1e9
+_BUSY: Final = 1e4
+_STALE: Final = 1e6
+_EJECTED: Final = 1e9
 
 L = TypeVar("L", bound=ReplicaLoad)
 
@@ -56,7 +56,7 @@ def pick(candidates: Sequence[L], now: float, turn: int, limit: int, tried: Coll
             index = 0
         if candidate.in_flight >= limit or candidate.draining or (tried and candidate in tried):
             continue
-        score: float = candidate.in_flight + candidate.others
+        score = float(candidate.in_flight + candidate.others)
         if now > candidate.fresh_until:
             score += _STALE
         if now < candidate.busy_until:

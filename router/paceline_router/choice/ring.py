@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from .load import ReplicaLoad
 from .picker import usable
 
-BUCKETS = 4096
+BUCKETS: Final = 4096
 """Kinds of conversations: each kind has a home of its own, by rendezvous hashing. Shares then differ by about 4 % with
 eight replicas and 12 % with 64."""
 
-OPENING = 32768
+OPENING: Final = 32768
 """Bytes of a conversation's opening that are looked at."""
 
-_SHIFT = 32 - BUCKETS.bit_length() + 1
-_END = 512
-_KNUTH = 2654435769
-_WORD = 0xFFFFFFFFFFFFFFFF
+_SHIFT: Final = 32 - BUCKETS.bit_length() + 1
+_END: Final = 512
+_KNUTH: Final = 2654435769
+_WORD: Final = 0xFFFFFFFFFFFFFFFF
 _ODD, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 L = TypeVar("L", bound=ReplicaLoad)

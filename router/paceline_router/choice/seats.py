@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from .load import ReplicaLoad
 from .native import make_index
@@ -11,7 +11,7 @@ from .prefix import SLOTS, PrefixIndex
 UNSEATED, SEATLESS = -1, -2
 """`ReplicaLoad.slot` of one that has no number yet, and of one for which none is left."""
 
-NARROW = 64
+NARROW: Final = 64
 """Replicas up to which the index needs a third of the memory."""
 
 L = TypeVar("L", bound=ReplicaLoad)

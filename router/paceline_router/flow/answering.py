@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from paceline_crds.headers import EXPLAIN, REASON
 from paceline_router.flow import reply
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REASON_LINE = b"%b: %%b\r\n" % REASON.encode()
+REASON_LINE: Final = b"%b: %%b\r\n" % REASON.encode()
 
-CLASSES = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
+CLASSES: Final = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
 """Outcomes by the first digit of a status."""
 
 

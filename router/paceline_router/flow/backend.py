@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from paceline_crds.headers import INTERNAL_REQUEST_ID
 from paceline_router.choice.load import ReplicaLoad
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from paceline_router.flow.places import Place
     from paceline_router.wire.upstream import UpstreamConnection
 
-MAX_IDLE_CONNECTIONS = 512
+MAX_IDLE_CONNECTIONS: Final = 512
 
-REPORT_SECONDS = 0.01
+REPORT_SECONDS: Final = 0.01
 """Of the reports that come with answers, one in this time is read: what the router sends in between it knows itself."""
 
-_HEAD = (
+_HEAD: Final = (
     b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept-encoding: identity\r\n"
     + INTERNAL_REQUEST_ID.encode()
     + b": "

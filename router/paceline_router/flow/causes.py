@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class Cause(enum.IntEnum):
@@ -36,7 +37,7 @@ class Where(enum.IntEnum):
     """The same replica, over a new connection: nobody is to blame, and nothing was begun."""
 
 
-SAFE: dict[Cause, Where] = {
+SAFE: Final[dict[Cause, Where]] = {
     Cause.CONNECT: Where.ELSEWHERE,
     Cause.RESET: Where.ELSEWHERE,
     Cause.STALE: Where.SAME,
@@ -48,7 +49,7 @@ SAFE: dict[Cause, Where] = {
 }
 """The whole table. A generation has no effect but its answer, so one that broke off unseen may be begun anew."""
 
-REASONS: dict[Cause, str] = {
+REASONS: Final[dict[Cause, str]] = {
     Cause.CONNECT: "connect",
     Cause.RESET: "reset",
     Cause.STALE: "stale_connection",
@@ -69,7 +70,7 @@ class Verdict(enum.IntEnum):
     BUDGET = 5
 
 
-STOP_WORDS: dict[Verdict, str] = {
+STOP_WORDS: Final[dict[Verdict, str]] = {
     Verdict.UNSAFE: "",
     Verdict.ATTEMPTS: "",
     Verdict.BREAKING: "; it was not tried again because most replicas of the service fail",

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
+from typing import Final
 
 from paceline_crds.headers import REVISION
 from paceline_router.choice.picker import pick
@@ -41,12 +42,12 @@ from paceline_router.wire.requests import PROXIED, Request, parse_target
 
 log = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 0.25
+SWEEP_SECONDS: Final = 0.25
 
-QUIET_SECONDS = 0.5
+QUIET_SECONDS: Final = 0.5
 """Without a request, after which a router that stops may end."""
 
-LEARN_SECONDS = 0.001
+LEARN_SECONDS: Final = 0.001
 """Of a service's answers, one in this time is learned from: more would teach nothing new."""
 
 

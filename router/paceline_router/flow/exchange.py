@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from paceline_crds.headers import DEADLINE_MS, EXPLAIN, SHAPE
 from paceline_router.flow import loads, reply
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.001
+WATCH_SECONDS: Final = 0.001
 """Between two requests that are watched for what shapes do to each other: all of most services, some of a busy one."""
 
-_BLAME = {Cause.CONNECT: Event.CONNECT_FAILED, Cause.RESET: Event.RESET}
+_BLAME: Final = {Cause.CONNECT: Event.CONNECT_FAILED, Cause.RESET: Event.RESET}
 # After a request id, whose line they end.
-_SHAPE_LINES = tuple(b"\r\n%b: %b\r\n" % (SHAPE.encode(), shape.value.encode()) for shape in SHAPES)
-_EXPLAINED = b"%b%bserver-timing: %%b\r\n" % (b"%b", REASON_LINE)
+_SHAPE_LINES: Final = tuple(b"\r\n%b: %b\r\n" % (SHAPE.encode(), shape.value.encode()) for shape in SHAPES)
+_EXPLAINED: Final = b"%b%bserver-timing: %%b\r\n" % (b"%b", REASON_LINE)
 
 
 class Exchange(Answering):

@@ -9,35 +9,36 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Final
 
-CONNECT_FAILURES = 2
+CONNECT_FAILURES: Final = 2
 """Connections in a row that fail before a replica is ejected: there is little doubt about it, and they cost time."""
 
-FAILURES = 3
+FAILURES: Final = 3
 """Breaks and silences in a row: one that answers slower and slower or not at all, while its port is open."""
 
-ERRORS = 5
-ERROR_SHARE = 0.5
-WINDOW = 10.0
+ERRORS: Final = 5
+ERROR_SHARE: Final = 0.5
+WINDOW: Final = 10.0
 """A replica is also ejected when it failed at least `ERRORS` requests, 5xx answers included, and `ERROR_SHARE` of all
 that it had, within `WINDOW` seconds from the first one.
 """
 
-EJECT_FIRST = 0.5
-EJECT_MOST = 30.0
+EJECT_FIRST: Final = 0.5
+EJECT_MOST: Final = 30.0
 """Seconds out of the choice: doubled with each ejection in a row."""
 
-FORGET_AFTER = 60.0
+FORGET_AFTER: Final = 60.0
 """Seconds of good answers after which earlier ejections no longer count."""
 
-KEEP_OUT = 2.5
+KEEP_OUT: Final = 2.5
 """Seconds that a connect failure keeps an ejected replica out: while polls find nobody there, no request is spent."""
 
-PROBE_SECONDS = 15.0
+PROBE_SECONDS: Final = 15.0
 """How long one probe request may be under way before another one is tried."""
 
-BUSY_DEFAULT = 1.0
-BUSY_MOST = 30.0
+BUSY_DEFAULT: Final = 1.0
+BUSY_MOST: Final = 30.0
 """Seconds for which a busy replica is left alone."""
 
 
@@ -105,7 +106,7 @@ class Health:
         return max(self.until, self.busy_until) if self.phase is not Phase.CLOSED else self.busy_until
 
 
-HEALTHY = Health()
+HEALTHY: Final = Health()
 """The state of a replica of which nothing bad is known. Good answers change nothing about it, so they need no call."""
 
 

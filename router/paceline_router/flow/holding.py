@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of bodies that wait, for one service. How many may wait is bounded by the gate (see `tenancy.gate`)."""
 
-BATCH_DEFAULT = 16
+BATCH_DEFAULT: Final = 16
 """Requests in a replica's batch where that is not known."""
 
 

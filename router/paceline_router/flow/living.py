@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from paceline_router.choice.policies import ChoicePolicy, make_chooser
 from paceline_router.flow import health
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline_router.table.routes import Group, Route
     from paceline_router.tenancy.keys import Keys
 
-HOPELESS = frozenset(["CrashLoop", "ImagePull", "ModelNotFound", "OutOfMemory", "QuotaExceeded"])
+HOPELESS: Final = frozenset(["CrashLoop", "ImagePull", "ModelNotFound", "OutOfMemory", "QuotaExceeded"])
 """Reasons of a service that is not ready for which waiting is of no use: somebody has to change something first."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from paceline_crds.headers import LoadReport
 
 Report: TypeAlias = tuple[int, int, int, int, int, int]
 """Running, waiting, KV cache in use (percent), prompt tokens to compute, tokens of context, sequence."""
 
-_FORM = re.compile(
+_FORM: Final = re.compile(
     rb"v=1, run=([0-9]{1,9}), wait=([0-9]{1,9}), kv=([0-9]{1,9}), "
     rb"ptok=([0-9]{1,18}), dtok=([0-9]{1,18}), seq=([0-9]{1,18})"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,21 +14,21 @@ from paceline_router.wire.chunks import as_chunk, dechunk
 if TYPE_CHECKING:
     from paceline_router.wire.response_head import ResponseHead
 
-COMMENT = b": keep-alive\n\n"
+COMMENT: Final = b": keep-alive\n\n"
 """A comment of server-sent events: clients drop it, and whatever closes silent connections does not."""
 
-CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
-CLOSE = b"connection: close\r\n"
+CHUNKED: Final = b"transfer-encoding: chunked\r\n\r\n"
+CLOSE: Final = b"connection: close\r\n"
 
-STARTS = {
+STARTS: Final = {
     status: b"HTTP/1.1 %b\r\nx-request-id: " % STATUS_LINES.get(status, b"%d Status" % status)
     for status in range(100, 600)
 }
 """The beginning of an answer, up to the request id."""
 
-_EARLY = b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\ncontent-type: text/event-stream\r\n" + heads.SSE_LINES
+_EARLY: Final = b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\ncontent-type: text/event-stream\r\n" + heads.SSE_LINES
 
-_encode = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Mode(enum.IntEnum):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-BURST = 256.0
+from typing import Final
+
+BURST: Final = 256.0
 """Retries that may be made at once: one dying replica makes all that wait there retry at the same moment."""
 
-PER_SECOND = 10.0
+PER_SECOND: Final = 10.0
 """Retries per second that a service with little traffic has besides its share."""
 
 

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
+from paceline_crds import metrics as catalogue
 from paceline_crds.errors import UNAVAILABLE, error_body
 from paceline_router.processes.merging import (
     Exposition,
@@ -33,10 +35,37 @@ from paceline_router.report.admin import MAX_HEAD_BYTES, STREAMS_END_WITHIN
 from paceline_router.report.demand import stream
 from paceline_router.report.guard import guarded_app
 from paceline_router.report.status import merge_status
+from paceline_router.report.text import exposition, sample
 from paceline_router.report.tokens import AdminToken
 
 ASK_SECONDS = 5.0
 RETRY_DEMAND = 0.5
+
+LOOK_SECONDS = 0.1
+"""Between looks at whether the process that is asked still gives signs of life."""
+
+HUNG_SECONDS = 0.75
+"""Of silence, after which nobody waits for a process's answer: it may be busy, but an answer without it comes within a
+second.
+"""
+
+RED_SECONDS = 3.0
+"""Of silence, after which the router is not ready: the kernel still gives that process its share of connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A process whose ports are open.
+
+    Attributes:
+        port: of its own admin API.
+        ready: what its last sign of life said.
+        silence: seconds since that.
+    """
+
+    port: int
+    ready: bool
+    silence: float
 
 
 class Unreachable(Exception):
@@ -61,15 +90,21 @@ class CombinedAdmin:
 
     def __init__(
         self,
-        ports: Callable[[], dict[int, int]],
+        up: Callable[[], Mapping[int, Up]],
+        restarts: Mapping[str, int],
         processes: int,
         token: AdminToken,
         inner_token: str,
         host: str,
         port: int,
     ) -> None:
-        self._ports = ports
-        """Admin port of each process that is up, by process id."""
+        """
+        Args:
+            up: by process id.
+            restarts: processes that were started again, by reason; grows.
+        """
+        self._up = up
+        self._restarts = restarts
         self._processes = processes
         self._inner_token = inner_token
         self._said: dict[int, Exposition] = {}
@@ -126,13 +161,33 @@ class CombinedAdmin:
 
     # Asking
 
-    async def _ask(self, port: int, path: str) -> tuple[int, str]:
+    async def _ask(self, pid: int, path: str) -> tuple[int, str]:
+        request: asyncio.Future[tuple[int, str]] | None = None
+        try:
+            while True:
+                one = self._up().get(pid)
+                if one is None or one.silence >= HUNG_SECONDS:
+                    words = "has just ended" if one is None else f"has given no sign of life for {one.silence:g} s"
+                    raise Unreachable(503, error_body(f"A router process {words}.", type=UNAVAILABLE))
+                if request is None:
+                    request = asyncio.ensure_future(self._get(one.port, path))
+                await asyncio.wait([request], timeout=LOOK_SECONDS)
+                if request.done():
+                    return request.result()
+        finally:
+            if request is not None:
+                request.cancel()
+
+    async def _get(self, port: int, path: str) -> tuple[int, str]:
         assert self._session is not None
         try:
             async with self._session.get(f"http://127.0.0.1:{port}{path}") as answer:
                 return answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise Unreachable(503, error_body(f"A router process does not answer: {exc}.", type=UNAVAILABLE)) from None
+            words = str(exc) or f"nothing came in {ASK_SECONDS:g} s"
+            raise Unreachable(
+                503, error_body(f"A router process does not answer: {words}.", type=UNAVAILABLE)
+            ) from None
 
     async def pages(self, path: str) -> list[Any]:
         """The JSON of all processes.
@@ -140,43 +195,46 @@ class CombinedAdmin:
         Raises:
             Unreachable: one of them is missing, so that nothing can be said for all.
         """
-        ports = self._ports()
-        if len(ports) < self._processes:
-            words = f"{self._processes - len(ports)} of {self._processes} router processes are being started."
+        up = self._up()
+        if len(up) < self._processes:
+            words = f"{self._processes - len(up)} of {self._processes} router processes are being started."
             raise Unreachable(503, error_body(words, type=UNAVAILABLE))
-        answers = await asyncio.gather(*(self._ask(port, path) for port in ports.values()))
+        answers = await asyncio.gather(*(self._ask(pid, path) for pid in up))
         for status, text in answers:
             if status != 200:
                 raise Unreachable(status, json.loads(text))
         return [json.loads(text) for _, text in answers]
 
-    async def live(self) -> None:
-        """Ask those that are up whether their data paths move; one that is being started again is no reason for alarm.
-
-        Raises:
-            Unreachable: one of them is stuck.
+    @property
+    def status(self) -> str:
+        """`ready` when every process is, by its signs of life: nobody needs to be asked, so the answer is there at once
+        whatever state they are in.
         """
-        answers = await asyncio.gather(*(self._ask(port, "/health/live") for port in self._ports().values()))
-        for status, text in answers:
-            if status != 200:
-                raise Unreachable(status, json.loads(text))
+        up = self._up()
+        if self.stopping:
+            return "stopping"
+        if len(up) < self._processes or not all(one.ready for one in up.values()):
+            return "starting"
+        return "ready" if all(one.silence < RED_SECONDS for one in up.values()) else "silent"
 
     async def metrics(self) -> str:
         """The text for all. A process that does not answer counts with what it said last."""
-        ports = self._ports()
-        answers = await asyncio.gather(
-            *(self._ask(port, "/metrics") for port in ports.values()), return_exceptions=True
-        )
-        for pid, answer in zip(ports, answers, strict=True):
-            if isinstance(answer, tuple) and answer[0] == 200 and pid in self._ports():
+        up = tuple(self._up())
+        answers = await asyncio.gather(*(self._ask(pid, "/metrics") for pid in up), return_exceptions=True)
+        for pid, answer in zip(up, answers, strict=True):
+            if isinstance(answer, tuple) and answer[0] == 200 and pid in self._up():
                 self._said[pid] = Exposition.parse(answer[1])
-        return merge_expositions([*self._said.values(), self._ended]).text()
+        own = exposition(
+            sample(catalogue.ROUTER_PROCESS_RESTARTS, (), reason, value=count)
+            for reason, count in self._restarts.items()
+        )
+        return merge_expositions([*self._said.values(), self._ended, Exposition.parse(own)]).text()
 
     def demand(self) -> list[Waiting]:
         """What waits in all processes, as far as has been heard."""
-        for pid, port in self._ports().items():
+        for pid, one in self._up().items():
             if pid not in self._listening:
-                self._listening[pid] = asyncio.create_task(self._listen(pid, port))
+                self._listening[pid] = asyncio.create_task(self._listen(pid, one.port))
         return merge_demand(self._waiting.values())
 
     async def _listen(self, pid: int, port: int) -> None:
@@ -206,21 +264,11 @@ def make_app(fleet: CombinedAdmin, token: AdminToken) -> FastAPI:
     @app.get("/health/ready")
     @app.get("/ping")
     async def ready() -> JSONResponse:
-        if fleet.stopping:
-            return JSONResponse({"status": "stopping"}, 503)
-        try:
-            await fleet.pages("/health/ready")
-        except Unreachable as exc:
-            status = exc.body.get("status", "starting")
-            return JSONResponse({"status": status}, 503)
-        return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": fleet.status}, 200 if fleet.status == "ready" else 503)
 
     @app.get("/health/live")
     async def live() -> JSONResponse:
-        try:
-            await fleet.live()
-        except Unreachable as exc:
-            return JSONResponse(exc.body, 503)
+        # A process that hangs is the supervisor's to replace; there is no reason to end the others with it.
         return JSONResponse({"status": "alive"})
 
     @app.get("/metrics")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import re
 import secrets
 import signal
@@ -15,8 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline_router.processes.admin import CombinedAdmin
+from paceline_router.processes.admin import CombinedAdmin, Up
+from paceline_router.processes.heartbeat import BEAT_SECONDS, Pulse
 from paceline_router.processes.worker import Orders
+from paceline_router.report.admin import RESTARTS
 from paceline_router.report.tokens import AdminToken
 from paceline_router.server import Listen
 from paceline_router.settings import Settings
@@ -33,6 +36,11 @@ PIPE_BYTES = 64 * 1024
 KILL_AFTER = 15.0
 """Seconds beyond a drain that workers get to end."""
 
+SILENT_SECONDS = 10.0
+"""Without a sign of life, after which a worker is killed and another one started: the same time after which a single
+process's liveness turns red.
+"""
+
 _READY = re.compile(rb"\(admin port ([0-9]+)\)")
 
 
@@ -46,10 +54,27 @@ class StartFailed(Exception):
 
 @dataclass(slots=True)
 class Worker:
-    """A running process. `admin_port` is None until its ports are open."""
+    """A running process.
+
+    Attributes:
+        admin_port: None until its ports are open.
+        hung: it was killed because it gave no sign of life.
+    """
 
     process: asyncio.subprocess.Process
+    pulse: Pulse
     admin_port: int | None = None
+    hung: bool = False
+
+    def signal(self, number: int) -> None:
+        """Send it a signal if it is still there.
+
+        Not by `Process.send_signal`: that looks first whether the process has ended, and if so takes the exit code from
+        whoever waits for it, who then hears of 255.
+        """
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
 
 def share_of(settings: Settings, processes: int) -> Settings:
@@ -81,11 +106,16 @@ class Supervisor:
         self._failed: int | None = None
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
-        self.admin = CombinedAdmin(self._ports, processes, token, self._inner_token, listen.host, listen.admin_port)
+        self._restarts = dict.fromkeys(RESTARTS, 0)
+        self.admin = CombinedAdmin(
+            self._up, self._restarts, processes, token, self._inner_token, listen.host, listen.admin_port
+        )
 
-    def _ports(self) -> dict[int, int]:
+    def _up(self) -> dict[int, Up]:
         return {
-            worker.process.pid: worker.admin_port for worker in self._workers.values() if worker.admin_port is not None
+            worker.process.pid: Up(worker.admin_port, worker.pulse.ready, worker.pulse.silence)
+            for worker in self._workers.values()
+            if worker.admin_port is not None
         }
 
     async def run(self) -> int:
@@ -98,17 +128,18 @@ class Supervisor:
             keepers = [asyncio.create_task(self._keep(slot, port)) for slot in range(self._processes)]
             async with self.admin:
                 ready = asyncio.create_task(self._announce(port))
+                watch = asyncio.create_task(self._watch())
                 try:
                     await self._stopping.wait()
                     await self._end(keepers)
                 finally:
                     ready.cancel()
+                    watch.cancel()
                     for worker in self._workers.values():
-                        with contextlib.suppress(ProcessLookupError):
-                            worker.process.kill()
+                        worker.signal(signal.SIGKILL)
                     for keeper in keepers:
                         keeper.cancel()
-                    await asyncio.gather(ready, *keepers, return_exceptions=True)
+                    await asyncio.gather(ready, watch, *keepers, return_exceptions=True)
         return self._failed or 0
 
     async def _announce(self, port: int) -> None:
@@ -122,8 +153,25 @@ class Supervisor:
         self._stopping.set()
         self.admin.stopping = True
         for worker in self._workers.values():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.terminate()
+            worker.signal(signal.SIGTERM)
+
+    async def _watch(self) -> None:
+        """Look after the workers' signs of life, for ever."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            for slot, worker in self._workers.items():
+                worker.pulse.look()
+                if worker.pulse.silence >= SILENT_SECONDS and not worker.hung:
+                    log.error(
+                        "router process %d of %d (pid %d) has given no sign of life for %g s and is killed; what it was"
+                        " answering is lost",
+                        slot + 1,
+                        self._processes,
+                        worker.process.pid,
+                        worker.pulse.silence,
+                    )
+                    worker.hung = True
+                    worker.signal(signal.SIGKILL)
 
     async def _end(self, keepers: list[asyncio.Task[None]]) -> None:
         patience = self._settings.shutdown_delay + self._settings.drain_timeout + KILL_AFTER
@@ -137,23 +185,26 @@ class Supervisor:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                code = await self._run_one(slot, port)
+                reason, code = await self._run_one(slot, port)
             except StartFailed as failed:
                 if slot not in self._ready and not self._stopping.is_set():
                     # It cannot work at all: a wrong file, no cluster. It has said so itself.
                     self._failed = failed.code or 1
                     self._stop()
                     return
-                code = failed.code
+                reason, code = "start", failed.code
             if self._stopping.is_set():
                 return
+            self._restarts[reason] += 1
             pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, 2 * pause)
             log.error("router process %d of %d ended with code %d; starting another", slot + 1, self._processes, code)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause = pause or FIRST_PAUSE
 
-    async def _run_one(self, slot: int, port: int) -> int:
+    async def _run_one(self, slot: int, port: int) -> tuple[str, int]:
+        """Start a worker and wait for its end: why that came, by `RESTARTS`, and its exit code."""
+        pulse = Pulse()
         orders = Orders(
             self._listen.host,
             port,
@@ -162,20 +213,25 @@ class Supervisor:
             None if self._config is None else str(self._config),
             self._log_level,
             self._listen.picker,
+            pulse.worker_end,
         )
-        # In a session of its own, so that an interrupt from the terminal reaches it once, through here.
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline_router.processes.worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        worker = self._workers[slot] = Worker(process)
+        try:
+            # In a session of its own, so that an interrupt from the terminal reaches it once, through here.
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "paceline_router.processes.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(pulse.worker_end,),
+            )
+        finally:
+            os.close(pulse.worker_end)
+        worker = self._workers[slot] = Worker(process, pulse)
         try:
             assert process.stdin is not None
             assert process.stdout is not None
             if self._stopping.is_set():
-                process.terminate()
+                worker.signal(signal.SIGTERM)
             process.stdin.write(orders.encode())
             with contextlib.suppress(TimeoutError):
                 line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
@@ -189,12 +245,13 @@ class Supervisor:
                     while data := await process.stdout.read(PIPE_BYTES):
                         sys.stdout.buffer.write(data)
                         sys.stdout.flush()
-                    return await process.wait()
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                    code = await process.wait()
+                    return "silent" if worker.hung else "ended", code
+            worker.signal(signal.SIGTERM)
             raise StartFailed(await process.wait())
         finally:
             del self._workers[slot]
+            pulse.close()
             self.admin.ended(process.pid)
 
 

@@ -28,6 +28,7 @@ class Orders:
         config: routes file; None: the table comes from Kubernetes.
         log_level: a number of the module `logging`.
         picker: the endpoint picker, whose port the processes share too.
+        heartbeat: the pipe for signs of life, which the process has inherited.
     """
 
     host: str
@@ -37,6 +38,7 @@ class Orders:
     config: str | None
     log_level: int
     picker: PickerOptions | None = None
+    heartbeat: int | None = None
 
     def encode(self) -> bytes:
         """One line."""
@@ -70,9 +72,8 @@ def main() -> int:
     set_up_logging(orders.log_level)
     threading.Thread(target=_leave_with_the_supervisor, args=(source,), name="supervisor", daemon=True).start()
     listen = Listen(orders.host, orders.port, 0, admin_host="127.0.0.1", shared=True, picker=orders.picker)
-    return run_here(
-        listen, orders.settings, AdminToken(value=orders.token), Path(orders.config) if orders.config else None
-    )
+    config = Path(orders.config) if orders.config else None
+    return run_here(listen, orders.settings, AdminToken(value=orders.token), config, orders.heartbeat)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from paceline_crds.sketch import BUCKETS, Sketch
 from paceline_router.report.histogram import FineHistogram
 
-OUTCOMES = ("2xx", "3xx", "4xx", "5xx", "cancelled", "broken_stream")
+OUTCOMES: Final = ("2xx", "3xx", "4xx", "5xx", "cancelled", "broken_stream")
 """Status class of the answer; `cancelled`: the client left; `broken_stream`: ended by an error event after bytes
 were passed on.
 """
 
-OUTCOME_INDEX: Mapping[str, int] = {outcome: index for index, outcome in enumerate(OUTCOMES)}
+OUTCOME_INDEX: Final[Mapping[str, int]] = {outcome: index for index, outcome in enumerate(OUTCOMES)}
 
 Key: TypeAlias = tuple[str, str]
 """Pool and revision; empty where a request met neither, or where it is not known."""
 
-SIGNALS = ("ttft", "tpot", "duration")
+SIGNALS: Final = ("ttft", "tpot", "duration")
 
-_STEP = 70
+_STEP: Final = 70
 _PAIR = struct.Struct("<HI")
 
 
@@ -116,7 +116,7 @@ class Stretch:
         return Row(tuple(self.outcomes), *numbers, (ttft, tpot, duration))
 
 
-_NOTHING = Reading(Cell())
+_NOTHING: Final = Reading(Cell())
 
 
 def _packed(counts: Iterable[tuple[int, int]]) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-OTHER = "_other"
-NONE = "_none"
-MOST = 20
+from typing import Final
+
+OTHER: Final = "_other"
+NONE: Final = "_none"
+MOST: Final = 20
 
 
 class BoundedCounters:

@@ -6,14 +6,16 @@ is not known counts nowhere either, and a one-token answer has no time per token
 
 from __future__ import annotations
 
+from typing import Final
+
 from paceline_crds.durations import parse_duration
 from paceline_crds.routing import ObjectiveSpec, SLOSpec
 
-SLOS = ("ttft_p90", "ttft_p99", "tpot_p90", "tpot_p99", "goodput")
-RESULTS = ("met", "missed")
+SLOS: Final = ("ttft_p90", "ttft_p99", "tpot_p90", "tpot_p99", "goodput")
+RESULTS: Final = ("met", "missed")
 
-GOODPUT = 4
-NOT_KNOWN = -1.0
+GOODPUT: Final = 4
+NOT_KNOWN: Final = -1.0
 """In place of a time, seconds."""
 
 

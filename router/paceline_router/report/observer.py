@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from paceline_crds.sketch import EDGES
 from paceline_router.report.cells import OUTCOME_INDEX
@@ -13,8 +14,8 @@ from paceline_router.report.slowlog import SlowLog
 from paceline_router.report.timing import TO_FIRST_TOKEN, engine_seconds, span_seconds, waited
 from paceline_router.report.tracing import Tracer
 
-_ANSWERED = OUTCOME_INDEX["2xx"]
-_FAILED = frozenset([OUTCOME_INDEX["5xx"], OUTCOME_INDEX["broken_stream"]])
+_ANSWERED: Final = OUTCOME_INDEX["2xx"]
+_FAILED: Final = frozenset([OUTCOME_INDEX["5xx"], OUTCOME_INDEX["broken_stream"]])
 
 
 class Observer:

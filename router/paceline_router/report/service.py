@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from paceline_crds import metrics as catalogue
 from paceline_router.report import histogram
@@ -14,12 +15,12 @@ from paceline_router.report.text import Labels, Sample, sample
 from paceline_router.report.windows import Windows
 from paceline_router.table.policy import SHAPES, SLOW_SECONDS, Policy
 
-RETRY_REASONS = ("connect", "reset", "unavailable", "stale_connection")
+RETRY_REASONS: Final = ("connect", "reset", "unavailable", "stale_connection")
 """`connect`: no connection within the time-out; `reset`: broken before the first byte; `unavailable`: 503 with
 Retry-After; `stale_connection`: a kept connection had been closed by the replica.
 """
 
-REFUSALS = (
+REFUSALS: Final = (
     "identity",
     "tenant_requests",
     "tenant_tokens",
@@ -34,13 +35,13 @@ REFUSALS = (
 )
 """Why the router itself refused a request of a service."""
 
-SHAPE_LABELS = (*(shape.value for shape in SHAPES), NONE)
+SHAPE_LABELS: Final = (*(shape.value for shape in SHAPES), NONE)
 """By a request's `shape`; the last one, which -1 reaches, is for requests without any."""
 
-MAX_KEYS = 64
+MAX_KEYS: Final = 64
 """Pools and revisions that are told apart."""
 
-MAX_TENANTS = 256
+MAX_TENANTS: Final = 256
 """Their labels are bounded where they are given; this is for tenants that a spec names today and not tomorrow."""
 
 

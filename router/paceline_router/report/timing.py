@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline_router.report.finished import Finished
 
-QUEUE = b"queue;dur="
-TO_FIRST_TOKEN = b"first-token;dur="
-_LAST = (b"first-token", b"total")
+QUEUE: Final = b"queue;dur="
+TO_FIRST_TOKEN: Final = b"first-token;dur="
+_LAST: Final = (b"first-token", b"total")
 
 
 def engine_seconds(timing: bytes) -> float:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from paceline_crds.routing import Shape
 from paceline_router.shape.output_length import Basis
 from paceline_router.table.policy import SHAPES
 
-KEEP = 1 - 1 / 500
+KEEP: Final = 1 - 1 / 500
 """Weight of an answer relative to the next one."""
 
-ENOUGH = 50
-WIDE = ((0.6, 4), (0.8, 2))
+ENOUGH: Final = 50
+WIDE: Final = ((0.6, 4), (0.8, 2))
 """A P90 that held less than this share of answers is multiplied by so much."""
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from paceline_crds.routing import Shape, ShapeThresholds
 from paceline_router.table.policy import SHAPES
 
-SHORT_SHORT = SHAPES.index(Shape.SHORT_INPUT_SHORT_OUTPUT)
-LONG_INPUT = SHAPES.index(Shape.LONG_INPUT_SHORT_OUTPUT)
-LONG_OUTPUT = SHAPES.index(Shape.SHORT_INPUT_LONG_OUTPUT)
-VERY_LONG = SHAPES.index(Shape.VERY_LONG)
-STRUCTURED = SHAPES.index(Shape.STRUCTURED_OR_PARALLEL)
+SHORT_SHORT: Final = SHAPES.index(Shape.SHORT_INPUT_SHORT_OUTPUT)
+LONG_INPUT: Final = SHAPES.index(Shape.LONG_INPUT_SHORT_OUTPUT)
+LONG_OUTPUT: Final = SHAPES.index(Shape.SHORT_INPUT_LONG_OUTPUT)
+VERY_LONG: Final = SHAPES.index(Shape.VERY_LONG)
+STRUCTURED: Final = SHAPES.index(Shape.STRUCTURED_OR_PARALLEL)
 
 
 class Structure(enum.IntEnum):
@@ -24,7 +25,7 @@ class Structure(enum.IntEnum):
     PARALLEL = 3
 
 
-STRUCTURE_WORDS = {
+STRUCTURE_WORDS: Final = {
     Structure.FORMAT: "it asks for a response_format",
     Structure.TOOLS: "it has tools",
     Structure.PARALLEL: "it asks for {n} answers, {limit} or more count as parallel",

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Final
 
-PER_OCTAVE = 8
+PER_OCTAVE: Final = 8
 """Buckets between a value and its double: a quantile is off by at most `ERROR` of itself."""
 
-OCTAVES = 20
-BUCKETS = PER_OCTAVE * OCTAVES
-ERROR = 2 ** (0.5 / PER_OCTAVE) - 1
+OCTAVES: Final = 20
+BUCKETS: Final = PER_OCTAVE * OCTAVES
+ERROR: Final = 2 ** (0.5 / PER_OCTAVE) - 1
 """Half a bucket, as a share of the value: 4.4 %."""
 
-LARGEST = 2**OCTAVES - 1
-_TABLE = bytes(0 if value < 1 else int(PER_OCTAVE * math.log2(value)) for value in range(4096))
-_MIDDLES = tuple(2 ** ((bucket + 0.5) / PER_OCTAVE) for bucket in range(BUCKETS))
-_TOO_HEAVY = 1e100
+LARGEST: Final = 2**OCTAVES - 1
+_TABLE: Final = bytes(0 if value < 1 else int(PER_OCTAVE * math.log2(value)) for value in range(4096))
+_MIDDLES: Final = tuple(2 ** ((bucket + 0.5) / PER_OCTAVE) for bucket in range(BUCKETS))
+_TOO_HEAVY: Final = 1e100
 
 
 def bucket_of(value: int) -> int:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from paceline_router.shape.histogram import bucket_of
 from paceline_router.table.policy import SHAPES
 
-HALF_SECONDS = 1800.0
-_SHAPE_BITS = 3
-_BUCKET_BITS = 8
-_PRESENT_BITS = len(SHAPES)
-_PRESENT = (1 << _PRESENT_BITS) - 1
-_HIGHEST_LOAD = 15
-_PLACES = tuple((shape, 1 << shape) for shape in range(len(SHAPES)))
-_USUAL_EVERY = 8
-_USUAL_STEP = 0.02
+HALF_SECONDS: Final = 1800.0
+_SHAPE_BITS: Final = 3
+_BUCKET_BITS: Final = 8
+_PRESENT_BITS: Final = len(SHAPES)
+_PRESENT: Final = (1 << _PRESENT_BITS) - 1
+_HIGHEST_LOAD: Final = 15
+_PLACES: Final = tuple((shape, 1 << shape) for shape in range(len(SHAPES)))
+_USUAL_EVERY: Final = 8
+_USUAL_STEP: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)

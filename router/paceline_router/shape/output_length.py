@@ -5,26 +5,26 @@ same length of prompt; else more coarsely.
 from __future__ import annotations
 
 import enum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from .histogram import LogHistogram
 
 V = TypeVar("V")
 
-ENOUGH = 24
+ENOUGH: Final = 24
 """Answers from which their quantiles are believed."""
 
-HALF_LIFE = 200
-SIGHTINGS = 3
+HALF_LIFE: Final = 200
+SIGHTINGS: Final = 3
 """A key gets a histogram with its so-manieth request: whoever sends a new key each time fills no memory with them."""
 
-MAX_KEYS = 512
-MAX_ROUTES = 16
-MATURE = 256
+MAX_KEYS: Final = 512
+MAX_ROUTES: Final = 16
+MATURE: Final = 256
 """Answers from which a coarse histogram counts only every fourth: enough to follow, cheaper for everybody."""
 
-PRIOR_TOKENS = 256
-PRIOR_HIGH_TOKENS = 1024
+PRIOR_TOKENS: Final = 256
+PRIOR_HIGH_TOKENS: Final = 1024
 """Median and P90 where nothing is known, bounded by `max_tokens`. Chat traces have medians of 130 to 640."""
 
 
@@ -42,7 +42,7 @@ class Basis(enum.IntEnum):
         return self.name.lower()
 
 
-BASIS_WORDS = {
+BASIS_WORDS: Final = {
     Basis.PRIOR: "not known yet: a general assumption, bounded by max_tokens",
     Basis.ROUTE: "learned from all requests to this path",
     Basis.TENANT: "learned from the tenant's requests to this path",

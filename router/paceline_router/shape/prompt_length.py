@@ -8,27 +8,28 @@ has a rate of its own, learned per service from the lengths that replicas report
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import msgspec
 
 from .histogram import LogHistogram
 
-SAMPLE_SHIFT = 7
+SAMPLE_SHIFT: Final = 7
 """A sample of a text that is not short has some 2 to this power bytes."""
 
-_SMALL = 256
-_EASY = bytes(range(ord("a"), ord("z") + 1)) + b" "
-_UPPER = bytes(range(ord("A"), ord("Z") + 1))
-_HIGH = bytes(range(128, 256))
+_SMALL: Final = 256
+_EASY: Final = bytes(range(ord("a"), ord("z") + 1)) + b" "
+_UPPER: Final = bytes(range(ord("A"), ord("Z") + 1))
+_HIGH: Final = bytes(range(128, 256))
 
-PLAIN_KINDS = 16
-FOREIGN_KINDS = 8
-DENSE = PLAIN_KINDS + FOREIGN_KINDS
+PLAIN_KINDS: Final = 16
+FOREIGN_KINDS: Final = 8
+DENSE: Final = PLAIN_KINDS + FOREIGN_KINDS
 """The kind of base64 and of random letters."""
-ESCAPED = DENSE + 1
+ESCAPED: Final = DENSE + 1
 """The kind of text in \\uXXXX escapes."""
 
-FIRST_RATES = (
+FIRST_RATES: Final = (
     *(0.23, 0.25, 0.255, 0.255, 0.24, 0.25, 0.27, 0.33, 0.44, 0.45, 0.45, 0.5, 0.62, 0.72, 0.82, 0.88),
     *(0.26, 0.3, 0.38, 0.42, 0.47, 0.52, 0.45, 0.5),
     *(0.78, 0.36),
@@ -36,35 +37,35 @@ FIRST_RATES = (
 """Tokens per byte before anything is learned, by kind: measured with the demo model's tokeniser on the texts of
 `docs/concepts/shapes.md`, somewhat lower for scripts other than Latin, which larger vocabularies hold better."""
 
-FIRST_BASE = 8.0
+FIRST_BASE: Final = 8.0
 """Tokens that the chat template adds, before anything is learned."""
 
-MAX_BASE = 4096.0
-TOOL_RATE = 0.27
+MAX_BASE: Final = 4096.0
+TOOL_RATE: Final = 0.27
 """Tokens per byte of a tool's JSON schema."""
 
-IMAGE_TOKENS = 600
+IMAGE_TOKENS: Final = 600
 """For one image: what models make of a picture of 700 x 700 pixels; the text says nothing of its size."""
 
-LOOK_FOR_IMAGES = 8192
-_IMAGE_RUN = 32
-_IMAGE = b";base64,"
+LOOK_FOR_IMAGES: Final = 8192
+_IMAGE_RUN: Final = 32
+_IMAGE: Final = b";base64,"
 
-SLOWEST = 48
+SLOWEST: Final = 48
 """A rate is the mean of the last so many requests of its kind, roughly."""
 
-ENOUGH_OF_KIND = 8
-LARGEST_STEP = 0.7
-BOUND = math.log(4)
+ENOUGH_OF_KIND: Final = 8
+LARGEST_STEP: Final = 0.7
+BOUND: Final = math.log(4)
 """No rate goes further than four times from where it began: what is reported may be wrong."""
 
-FIRST_MARGIN = 0.5
-SMALLEST_MARGIN = 0.05
-ENOUGH_FOR_MARGIN = 50
-LONG_ENOUGH = 256
+FIRST_MARGIN: Final = 0.5
+SMALLEST_MARGIN: Final = 0.05
+ENOUGH_FOR_MARGIN: Final = 50
+LONG_ENOUGH: Final = 256
 """Tokens from which a prompt counts for margin and error: the template's share makes short ones differ by more."""
 
-_decode_messages = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_messages: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class PromptLength:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -34,13 +34,13 @@ from paceline_router.shape.prompt_length import (
 )
 from paceline_router.table.policy import SHAPES
 
-MAX_SAMPLES = 128
+MAX_SAMPLES: Final = 128
 """A larger `n` is believed up to this."""
 
-LEARN_EACH = 1024
+LEARN_EACH: Final = 1024
 """Requests of which each one is learned from; after them every eighth, but for the lengths of a tenant's answers."""
 
-_FIRST_DIGITS = 10
+_FIRST_DIGITS: Final = 10
 """Kind from which a text may be token ids: nearly nothing but digits and commas."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from paceline_router.table.routes import Group, Lane
 
@@ -24,7 +24,7 @@ class Spill(enum.IntEnum):
         return self.name.lower()
 
 
-WORDS = {
+WORDS: Final = {
     Spill.ABSENT: "there is no pool {wanted}",
     Spill.DOWN: "no replica of pool {wanted} is ready",
     Spill.FULL: "every replica of pool {wanted} has {bound} requests or more",

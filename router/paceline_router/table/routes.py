@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from zlib import crc32
 
 from paceline_crds.names import DEFAULT_POOL
@@ -11,7 +12,7 @@ from paceline_router.flow.backend import Backend
 from paceline_router.table.policy import SPILL_TIMES_SEQS
 from paceline_router.table.records import Limits, Replica, Revision, Service, Table
 
-GOLDEN = 0.6180339887498949
+GOLDEN: Final = 0.6180339887498949
 """Multiples of it, modulo one, spread evenly however few there are: weights hold over ten requests, not only over
 thousands.
 """

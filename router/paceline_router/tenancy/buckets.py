@@ -8,14 +8,15 @@ moves `full_at` later, giving back moves it earlier, and settling may move it be
 from __future__ import annotations
 
 import math
+from typing import Final
 
-SLACK = 1e-6
+SLACK: Final = 1e-6
 """Seconds by which a request may be early: what is lost in rounding must not make a true Retry-After a lie."""
 
-REQUEST_BURST = 10.0
+REQUEST_BURST: Final = 10.0
 """Seconds' worth of requests that may come at once."""
 
-TOKEN_BURST = 60.0
+TOKEN_BURST: Final = 60.0
 """Seconds' worth of tokens: a request may ask for all that its tenant has in a minute."""
 
 

@@ -22,16 +22,16 @@ from paceline_router.tenancy import refusals
 from paceline_router.tenancy.tenant import Tenant
 from paceline_router.wire.answers import Refusal
 
-MAX_QUEUED = 10_000
-MAX_QUEUED_PER_TENANT = 100
-MAX_QUEUED_WITHOUT_TENANCY = 2_000
+MAX_QUEUED: Final = 10_000
+MAX_QUEUED_PER_TENANT: Final = 100
+MAX_QUEUED_WITHOUT_TENANCY: Final = 2_000
 """Where all requests count as one tenant's."""
-MAX_WAIT = 30.0
+MAX_WAIT: Final = 30.0
 
 PRIORITIES: Final = {b"high": -1, b"normal": 0, b"low": 1}
 
-_SMOOTHING = 0.2
-_SPARE = 32
+_SMOOTHING: Final = 0.2
+_SPARE: Final = 32
 
 
 def priority_of(value: bytes | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from paceline_crds.headers import TENANT
 from paceline_crds.tenancy import LimitsSpec
@@ -12,8 +12,8 @@ from paceline_router.tenancy.series import Counts
 if TYPE_CHECKING:
     from paceline_router.tenancy.gate import TenantQueue
 
-_UNBOUNDED = 1 << 60
-_POSITIVE = (1 << 63) - 1
+_UNBOUNDED: Final = 1 << 60
+_POSITIVE: Final = (1 << 63) - 1
 
 
 class Tenant:

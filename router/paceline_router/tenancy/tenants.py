@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from paceline_crds.headers import TENANT
 from paceline_crds.tenancy import IdentitySource, LimitsSpec, TenancySpec, TenantSpec
@@ -16,19 +17,19 @@ from paceline_router.tenancy.series import IDENTITY_REASONS, Counts, identity_sa
 from paceline_router.tenancy.tenant import Tenant as Tenant
 from paceline_router.wire.answers import Refusal
 
-AUTHORIZATION = "authorization"
+AUTHORIZATION: Final = "authorization"
 
 MOST_TENANTS = 8192
 """Tenants without an entry in the spec that are kept account of at one time."""
 
 _MOST_ACCEPTED = 4096
-_BACK_SECONDS = 1.0
-_CROWDED_SECONDS = 1.0
+_BACK_SECONDS: Final = 1.0
+_CROWDED_SECONDS: Final = 1.0
 
-_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
-MOST_KEY_BYTES = 1024
-_BEARER = re.compile(rb"bearer +([\x21-\x7e]{1,%d})" % MOST_KEY_BYTES, re.IGNORECASE)
-_ANY_BEARER = re.compile(rb"bearer +(\S.*)", re.IGNORECASE | re.DOTALL)
+_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+MOST_KEY_BYTES: Final = 1024
+_BEARER: Final = re.compile(rb"bearer +([\x21-\x7e]{1,%d})" % MOST_KEY_BYTES, re.IGNORECASE)
+_ANY_BEARER: Final = re.compile(rb"bearer +(\S.*)", re.IGNORECASE | re.DOTALL)
 
 _Headers = dict[str, bytes]
 

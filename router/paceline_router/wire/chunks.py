@@ -7,29 +7,30 @@ event are passed on, so that an error event can be put after them at any moment 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from paceline_router.wire.syntax import HEADER_LINE
 
-MAX_SIZE_LINE = 256
-MAX_CHUNK = 16 * 1024 * 1024
-MAX_TRAILER = 8 * 1024
-MAX_SPLIT_EVENT = 256 * 1024
+MAX_SIZE_LINE: Final = 256
+MAX_CHUNK: Final = 16 * 1024 * 1024
+MAX_TRAILER: Final = 8 * 1024
+MAX_SPLIT_EVENT: Final = 256 * 1024
 """Past this many held bytes an event that spans chunks is passed on in parts."""
 
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
 
-MAX_SIZES = 4096
-_SIZES: dict[bytes, int] = {}
+MAX_SIZES: Final = 4096
+_SIZES: Final[dict[bytes, int]] = {}
 """Size lines seen before: most chunks of a stream have one of a few sizes."""
 
 # Control bytes in an extension, a lone LF above all, are where two readers come to differ.
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
-_LINES_OF_ONE_EVENT = 4
+_LINES_OF_ONE_EVENT: Final = 4
 """Size line, the event's line, the empty line that ends it, the end of the chunk."""
 
-TAIL = 4096
-SMALL_PIECE = 64
+TAIL: Final = 4096
+SMALL_PIECE: Final = 64
 """Bytes. What follows the last event with content, `[DONE]` and the end of the body, may come in pieces that are no
 larger.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from paceline_crds import errors
 from paceline_router.wire.answers import Refusal, unavailable
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from paceline_router.wire.parties import Pending, Serving
     from paceline_router.wire.requests import Request
 
-MAX_AHEAD = 64 * 1024
+MAX_AHEAD: Final = 64 * 1024
 """Bytes a client may have sent ahead, while it is being answered, before it is no longer read from."""
 
-LINGER_SECONDS = 1.0
+LINGER_SECONDS: Final = 1.0
 """How long the rest of a refused body is read and dropped, so that the client gets to read the answer before a
 reset.
 """
 
-CHUNK_OVERHEAD = 64 * 1024
-CHUNK_OVERHEAD_SHARE = 16
+CHUNK_OVERHEAD: Final = 64 * 1024
+CHUNK_OVERHEAD_SHARE: Final = 16
 """A body in chunks may have so many bytes that are no payload, and one more for each `CHUNK_OVERHEAD_SHARE` that are:
 chunks of a single byte cost the router far more than their sender.
 """
 
-RETRY_AFTER_FULL = 1
+RETRY_AFTER_FULL: Final = 1
 
-_HEAD_END = b"\r\n\r\n"
-_CARRIAGE_RETURN = 13
-_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
+_HEAD_END: Final = b"\r\n\r\n"
+_CARRIAGE_RETURN: Final = 13
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)*")
 
 
 class ClientConnection(asyncio.Protocol):

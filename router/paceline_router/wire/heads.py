@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from paceline_crds import headers as names
 from paceline_router.wire.answers import Refusal
 
-TRACE_PARENT = "traceparent"
-TRACE_STATE = "tracestate"
-TRACE_STATE_CHARACTERS = 512
-TRACE_STATE_MEMBERS = 32
-_LONG_MEMBER = 128
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+TRACE_STATE_CHARACTERS: Final = 512
+TRACE_STATE_MEMBERS: Final = 32
+_LONG_MEMBER: Final = 128
 
 # Towards the replica only what is named here goes: never cookies, keys, Host or anything about the client's
 # connection, and never the headers by which router and replica talk to each other. Whose request it is says
 # `Tenant.line`.
-PASSED_ON: tuple[tuple[str, bytes], ...] = tuple(
+PASSED_ON: Final[tuple[tuple[str, bytes], ...]] = tuple(
     (name, name.encode())
     for name in (
         names.SESSION,
@@ -29,7 +30,7 @@ PASSED_ON: tuple[tuple[str, bytes], ...] = tuple(
     )
 )
 
-_FORMS: dict[str, tuple[re.Pattern[bytes], str]] = {
+_FORMS: Final[dict[str, tuple[re.Pattern[bytes], str]]] = {
     names.TENANT: (re.compile(rb"[\x21-\x7e]{1,128}"), "1 to 128 visible ASCII characters"),
     names.SESSION: (re.compile(rb"[\x21-\x7e]{1,128}"), "1 to 128 visible ASCII characters"),
     names.PRIORITY: (
@@ -45,20 +46,20 @@ _FORMS: dict[str, tuple[re.Pattern[bytes], str]] = {
     names.EXPLAIN: (re.compile(rb"[01]"), "0 or 1"),
 }
 
-_JSON = re.compile(rb"[ \t]*(application/json|[^;]*\+json)[ \t]*(;.*)?", re.IGNORECASE)
+_JSON: Final = re.compile(rb"[ \t]*(application/json|[^;]*\+json)[ \t]*(;.*)?", re.IGNORECASE)
 
-READ: dict[bytes, str] = {name.encode(): name for name in (*_FORMS, TRACE_PARENT, TRACE_STATE, "authorization")}
+READ: Final[dict[bytes, str]] = {name.encode(): name for name in (*_FORMS, TRACE_PARENT, TRACE_STATE, "authorization")}
 """Request headers that the data path may look at, by their names in lower case. `request_head.read_also` adds to it."""
 
 # Version 00 ends after the flags, later ones may have more, and there is no ff. Identifiers of zeros only are invalid.
-_TRACE_IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-_TRACE_PARENT = re.compile(rb"00%b|(?!00|ff)[0-9a-f]{2}%b(?:-[\x21-\x7e]{1,256})?" % (_TRACE_IDS, _TRACE_IDS))
-_TRACE_MEMBER = re.compile(
+_TRACE_IDS: Final = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACE_PARENT: Final = re.compile(rb"00%b|(?!00|ff)[0-9a-f]{2}%b(?:-[\x21-\x7e]{1,256})?" % (_TRACE_IDS, _TRACE_IDS))
+_TRACE_MEMBER: Final = re.compile(
     rb"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
 
 # About one connection (RFC 9110, 7.6.1), or written anew by the router.
-NOT_RETURNED: frozenset[bytes] = frozenset(
+NOT_RETURNED: Final[frozenset[bytes]] = frozenset(
     [
         b"connection",
         b"keep-alive",
@@ -88,8 +89,8 @@ NOT_RETURNED: frozenset[bytes] = frozenset(
     ]
 )
 
-SSE_REPLACED: frozenset[bytes] = frozenset([b"cache-control", b"x-accel-buffering"])
-SSE_LINES = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+SSE_REPLACED: Final[frozenset[bytes]] = frozenset([b"cache-control", b"x-accel-buffering"])
+SSE_LINES: Final = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 """Tells proxies on the way to hold nothing back; the replica's own words about it give way."""
 
 

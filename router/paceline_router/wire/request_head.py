@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Final
 
 from paceline_crds.headers import TENANT
 from paceline_router.wire.answers import Refusal
@@ -13,15 +14,15 @@ from paceline_router.wire.heads import READ, combined, drop_bad_trace, fault_of,
 from paceline_router.wire.requests import Request
 from paceline_router.wire.syntax import HEADER_LINE, MAX_DIGITS, REQUEST_LINE, LineCache, bare_line_feed, content_length
 
-MAX_HEADERS = 100
-MAX_TARGET = 8 * 1024
+MAX_HEADERS: Final = 100
+MAX_TARGET: Final = 8 * 1024
 
-CHUNKED = -1
+CHUNKED: Final = -1
 """`Request.length` of a body in chunks."""
 
-_TARGET = re.compile(rb"/.*|https?://.*|\*", re.IGNORECASE)
-_METHOD_BEGINS = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}(?: |\Z)|\r?\Z")
-_FRAMING: dict[bytes, str] = {
+_TARGET: Final = re.compile(rb"/.*|https?://.*|\*", re.IGNORECASE)
+_METHOD_BEGINS: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}(?: |\Z)|\r?\Z")
+_FRAMING: Final[dict[bytes, str]] = {
     name.encode(): name
     for name in (
         "host",
@@ -34,39 +35,39 @@ _FRAMING: dict[bytes, str] = {
         "content-encoding",
     )
 }
-_LISTS = frozenset(["connection", "upgrade", "content-encoding"])
+_LISTS: Final = frozenset(["connection", "upgrade", "content-encoding"])
 """May be given in several lines, which make one list."""
 
-_ALSO: set[str] = set()
+_ALSO: Final[set[str]] = set()
 """Read for one service or another: what two lines of them mean is for those to judge."""
 
-_IGNORED = ("", b"")
-_PLAIN = frozenset(["host", "content-length", "authorization"])
+_IGNORED: Final = ("", b"")
+_PLAIN: Final = frozenset(["host", "content-length", "authorization"])
 """Nothing needs to be looked at when a request has no other header that is read."""
 
-_USUAL = frozenset(["authorization", TENANT])
+_USUAL: Final = frozenset(["authorization", TENANT])
 """Nothing but whose it is follows from these."""
 
-_ONCE = frozenset([b"traceparent", b"tracestate", b"x-request-id", b"x-paceline-deadline-ms"])
+_ONCE: Final = frozenset([b"traceparent", b"tracestate", b"x-request-id", b"x-paceline-deadline-ms"])
 """Differ from request to request, so remembering them is of no use."""
 
 # Values of `authorization` are in there as well, as they are in the buffers they came in.
-_lines = LineCache()
-_heads: dict[bytes, Request] = {}
+_lines: Final = LineCache()
+_heads: Final[dict[bytes, Request]] = {}
 """Requests by their whole head without the digits of Content-Length, which is all that differs between most requests
 of a client. Only those without a fault.
 """
-_seen: set[int] = set()
+_seen: Final[set[int]] = set()
 """Hashes of heads that have come once: one is kept when it comes again, so that heads with a header that differs from
 request to request do not push out the others.
 """
-MAX_HEADS = 1024
-MAX_SEEN = 8192
-MAX_KEPT_HEAD = 1024
+MAX_HEADS: Final = 1024
+MAX_SEEN: Final = 8192
+MAX_KEPT_HEAD: Final = 1024
 
-_LENGTH_IS = b"ength: "
-_LENGTH_LINE = b"\r\ncontent-l"
-_starts: dict[bytes, tuple[bytes, bytes, bool]] = {}
+_LENGTH_IS: Final = b"ength: "
+_LENGTH_LINE: Final = b"\r\ncontent-l"
+_starts: Final[dict[bytes, tuple[bytes, bytes, bool]]] = {}
 
 
 def read_also(names: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -52,21 +52,21 @@ class Target:
 Refused: TypeAlias = Callable[[Route], Refusal | None]
 """Why a service is not for whoever sent a request; None where it is."""
 
-PROXIED: dict[bytes, Target] = {
+PROXIED: Final[dict[bytes, Target]] = {
     path: Target(path, None) for path in (b"/v1/chat/completions", b"/v1/completions", b"/tokenize", b"/detokenize")
 }
 """Paths that go to a replica, chosen by the `model` in the body. Everything else is answered here or refused."""
 
-MODELS = b"/v1/models"
+MODELS: Final = b"/v1/models"
 
-RETRY_AFTER_ROLLING_OUT = 5
+RETRY_AFTER_ROLLING_OUT: Final = 5
 """Seconds; a replica of a new revision takes longer than that to start, but the switch itself takes none."""
 
-_ADDRESS = re.compile(rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)(/.*)")
+_ADDRESS: Final = re.compile(rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)(/.*)")
 
 
-_NOTHING = msgspec.Raw(b"")
-_NULL = b"null"
+_NOTHING: Final = msgspec.Raw(b"")
+_NULL: Final = b"null"
 
 
 class Body(msgspec.Struct, gc=False):
@@ -115,18 +115,18 @@ class _Loose(msgspec.Struct, gc=False):
     stream: msgspec.Raw = _NOTHING
 
 
-_decode = msgspec.json.Decoder(Body).decode
-_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_loosely = msgspec.json.Decoder(_Loose).decode
-_decode_text = msgspec.json.Decoder(str | None).decode
-_encode = msgspec.json.Encoder().encode
-_LOOSE: dict[str, Callable[[msgspec.Raw], Any]] = {
+_decode: Final = msgspec.json.Decoder(Body).decode
+_decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_loosely: Final = msgspec.json.Decoder(_Loose).decode
+_decode_text: Final = msgspec.json.Decoder(str | None).decode
+_encode: Final = msgspec.json.Encoder().encode
+_LOOSE: Final[dict[str, Callable[[msgspec.Raw], Any]]] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), msgspec.json.Decoder(int).decode),
     "stream": msgspec.json.Decoder(bool).decode,
 }
-_RAW = ("messages", "prompt", "response_format", "tools")
+_RAW: Final = ("messages", "prompt", "response_format", "tools")
 
-MAX_KEYS = 50_000
+MAX_KEYS: Final = 50_000
 """In a body that has to be rewritten: each costs about as much as a request."""
 
 

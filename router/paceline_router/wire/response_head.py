@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from paceline_crds.headers import LOAD, REQUEST_ID
@@ -16,12 +18,12 @@ from paceline_router.wire.syntax import (
     content_length,
 )
 
-MAX_HEADERS = 256
+MAX_HEADERS: Final = 256
 
-TIMING = "server-timing"
+TIMING: Final = "server-timing"
 """How long the engine took. Not passed on: who asks the router gets the router's account, which has it."""
 
-_READ: dict[bytes, str] = {
+_READ: Final[dict[bytes, str]] = {
     name.encode(): name
     for name in (
         "content-length",
@@ -36,29 +38,31 @@ _READ: dict[bytes, str] = {
         *(name.decode() for name in SSE_REPLACED),
     )
 }
-_RETURNED = frozenset(["content-type", "content-encoding", "retry-after", *(name.decode() for name in SSE_REPLACED)])
+_RETURNED: Final = frozenset(
+    ["content-type", "content-encoding", "retry-after", *(name.decode() for name in SSE_REPLACED)]
+)
 """Those of `_READ` that the client gets as well."""
 
-_ONCE = {LOAD.encode(): LOAD, TIMING.encode(): TIMING, REQUEST_ID.encode(): REQUEST_ID}
+_ONCE: Final = {LOAD.encode(): LOAD, TIMING.encode(): TIMING, REQUEST_ID.encode(): REQUEST_ID}
 """Differ from answer to answer, so remembering them is of no use. None of them goes to the client."""
 
-_lines = LineCache()
+_lines: Final = LineCache()
 """An empty key goes with the line as the client gets it, another one with the header's value."""
-_statuses: dict[bytes, tuple[int, bool]] = {}
+_statuses: Final[dict[bytes, tuple[int, bool]]] = {}
 
 
-MAX_HEADS = 1024
-MAX_SEEN = 8192
-MAX_KEPT_HEAD = 1024
-_heads: dict[bytes, ResponseHead] = {}
+MAX_HEADS: Final = 1024
+MAX_SEEN: Final = 8192
+MAX_KEPT_HEAD: Final = 1024
+_heads: Final[dict[bytes, ResponseHead]] = {}
 """Answers with a Content-Length by their heads, without its digits and without the lines of `_ONCE`."""
-_seen: set[int] = set()
+_seen: Final[set[int]] = set()
 """Hashes of such heads that have come once: one is kept when it comes again."""
 
 _LOAD_IS, _TIMING_IS, _ID_IS = (b"\r\n%b: " % name for name in _ONCE)
-_LOAD_BEGINS = len(_LOAD_IS)
-_LENGTH_IS = b"ength: "
-_LENGTH_LINE = b"\r\ncontent-length: "
+_LOAD_BEGINS: Final = len(_LOAD_IS)
+_LENGTH_IS: Final = b"ength: "
+_LENGTH_LINE: Final = b"\r\ncontent-length: "
 
 
 class HeadError(ValueError):

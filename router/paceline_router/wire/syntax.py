@@ -5,10 +5,11 @@ differently is an error.
 from __future__ import annotations
 
 import re
+from typing import Final
 
-REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
-STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
-HEADER_LINE = re.compile(
+REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
+STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
+HEADER_LINE: Final = re.compile(
     rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*+((?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)[ \t]*"
 )
 """Name and value. A line that begins with white space (obs-fold), space before the colon, and control bytes fail.
@@ -16,7 +17,7 @@ HEADER_LINE = re.compile(
 The white space before the value is never given back: tried at every length, it would cost the square of its length.
 """
 
-MAX_DIGITS = 15
+MAX_DIGITS: Final = 15
 """Of a Content-Length."""
 
 
@@ -38,8 +39,8 @@ class LineCache(dict[bytes, "tuple[str, bytes]"]):
     Bounded in entries and in the size of each; full, it begins anew.
     """
 
-    MAX_LINES = 4096
-    MAX_LINE = 256
+    MAX_LINES: Final = 4096
+    MAX_LINE: Final = 256
 
     def keep(self, line: bytes, meaning: tuple[str, bytes]) -> None:
         """Remember a line."""

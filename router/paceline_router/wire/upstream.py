@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from paceline_router.wire.chunks import ChunkError, ChunkWalker
 from paceline_router.wire.response_head import HeadError, ResponseHead, check_beginning, read_head
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
     from paceline_router.wire.parties import Hearing
 
-MAX_HEAD = 64 * 1024
-MAX_EARLY_HEADS = 8
+MAX_HEAD: Final = 64 * 1024
+MAX_EARLY_HEADS: Final = 8
 """Informational answers (1xx) before the answer proper."""
 
 # Where in an answer a connection is, and what ends its body. Plain numbers: they are looked at for every piece.
-_HEAD = 0
-_LENGTH = 1
-_CHUNKED = 2
-_CLOSE = 3
+_HEAD: Final = 0
+_LENGTH: Final = 1
+_CHUNKED: Final = 2
+_CLOSE: Final = 3
 
-_HEAD_END = b"\r\n\r\n"
+_HEAD_END: Final = b"\r\n\r\n"
 
-_NO_CHUNKS = ChunkWalker()
+_NO_CHUNKS: Final = ChunkWalker()
 """Stands for the walker of an answer that is not in chunks. It is given nothing."""
 
-KEEPALIVE_IDLE = 15
-KEEPALIVE_INTERVAL = 5
-KEEPALIVE_COUNT = 3
+KEEPALIVE_IDLE: Final = 15
+KEEPALIVE_INTERVAL: Final = 5
+KEEPALIVE_COUNT: Final = 3
 
 
 def watch_peer(transport: asyncio.Transport) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
-_REACH = 512
+_REACH: Final = 512
 """Bytes after `"usage"` within which both numbers are."""
 
-_USUAL = re.compile(
+_USUAL: Final = re.compile(
     rb'"usage":\{"prompt_tokens":([0-9]{1,9}),(?:"total_tokens":[0-9]{1,9},)?"completion_tokens":([0-9]{1,9})[,}]'
 )
 """As OpenAI and vLLM write it."""
 
-_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\s*[,}]')
-_COMPLETION = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\s*[,}]')
+_PROMPT: Final = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})\s*[,}]')
+_COMPLETION: Final = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})\s*[,}]')
 
 
 def usage_of(answer: bytes) -> tuple[int, int] | None:
