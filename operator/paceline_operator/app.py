@@ -162,7 +162,6 @@ class Operator:
             await self._stop(workers, election)
             await _cancel([*background, stopping])
             await self.reconciler.close()
-            await self.drift.close()
             if stop_metrics is not None:
                 await asyncio.to_thread(stop_metrics)
         for task in broken:

@@ -102,7 +102,6 @@ class Operator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.reconciler.close()
-        await self.drift.close()
 
     async def _pass(self, namespace: str, name: str) -> float | None:
         self.passes += 1

@@ -65,10 +65,8 @@ async def fleet(unused_tcp_port: int) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def replicas(fleet: Fleet) -> AsyncIterator[Replicas]:
-    replicas = Replicas(lambda: fleet.now)
-    yield replicas
-    await replicas.close()
+def replicas(fleet: Fleet) -> Replicas:
+    return Replicas(lambda: fleet.now)
 
 
 async def test_a_young_report_of_a_pod_that_has_not_changed_still_counts(fleet: Fleet, replicas: Replicas) -> None:
@@ -119,7 +117,6 @@ async def test_what_has_not_changed_is_not_compared_again(fleet: Fleet, monkeypa
     fleet.pods.append(fleet.pod("d"))
     await keeper.look(KEY)
     assert len(compared) == 3
-    await keeper.close()
 
 
 async def test_a_world_is_put_together_once_while_its_objects_stay_as_they_are() -> None:

@@ -71,10 +71,6 @@ class DriftKeeper:
         if self._due.get(key, soon + 1) > soon:
             self._due[key] = soon
 
-    async def close(self) -> None:
-        """Close the connections to the replicas."""
-        await self._replicas.close()
-
     async def run(self) -> None:
         """For ever."""
         while True:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
 from paceline_crds.names import CONTAINER_RUNTIME, REPLICA_PORT, REPLICA_PORT_NAME
 from paceline_kube import JsonObject, Key
 
+from .asking import ask
 from .compare import Report
 
 CONFIG_PATH = "/v1/paceline/config"
@@ -32,18 +31,12 @@ class _Known:
 
 
 class Replicas:
-    """Asks pods over HTTP; one instance for the operator's life. `close` it."""
+    """Asks pods over HTTP; one instance for the operator's life."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: dict[Key, dict[str, _Known]] = {}
-        self._session: aiohttp.ClientSession | None = None
         self._gate = asyncio.Semaphore(AT_A_TIME)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
 
     def forget(self, owner: Key) -> None:
         """The service is gone."""
@@ -70,11 +63,10 @@ class Replicas:
         address = (pod.get("status") or {}).get("podIP")
         if not address:
             return Report(None, "it has no address", self._clock())
-        host = f"[{address}]" if ":" in address else address
         try:
-            async with self._gate:
-                etag, config = await self._get(f"http://{host}:{port_of(pod)}{CONFIG_PATH}", last)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            async with self._gate, asyncio.timeout(ASK_TIMEOUT):
+                etag, config = await _get(address, port_of(pod), last)
+        except (TimeoutError, OSError, ValueError) as exc:
             words = f"it did not answer within {ASK_TIMEOUT:g} s" if isinstance(exc, TimeoutError) else str(exc)
             return Report(None, words or type(exc).__name__, self._clock())
         # Replicas of one service mostly say the same, which is kept once.
@@ -82,24 +74,18 @@ class Replicas:
         known[uid] = _Known(etag, Report(config, "", self._clock()), version)
         return known[uid].report
 
-    async def _get(self, url: str, last: _Known | None) -> tuple[str, Mapping[str, Any]]:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
-            # A proxy from the environment is not between the operator and the pods.
-            self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
-        headers = {"if-none-match": last.etag} if last is not None and last.etag else {}
-        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status == 304 and last is not None and last.report.config is not None:
-                return last.etag, last.report.config
-            if response.status != 200:
-                raise ValueError(f"it answered {response.status}")
-            body = await response.content.read(MAX_BODY + 1)
-            if len(body) > MAX_BODY:
-                raise ValueError(f"its answer is longer than {MAX_BODY} bytes")
-            config = json.loads(body)
-            if not isinstance(config, dict):
-                raise ValueError("its answer is no object")
-            return response.headers.get("etag", ""), config
+
+async def _get(address: str, port: int, last: _Known | None) -> tuple[str, Mapping[str, Any]]:
+    headers = {"if-none-match": last.etag} if last is not None and last.etag else {}
+    answer = await ask(address, port, CONFIG_PATH, headers, MAX_BODY)
+    if answer.status == 304 and last is not None and last.report.config is not None:
+        return last.etag, last.report.config
+    if answer.status != 200:
+        raise ValueError(f"it answered {answer.status}")
+    config = json.loads(answer.body)
+    if not isinstance(config, dict):
+        raise ValueError("its answer is no object")
+    return answer.headers.get("etag", ""), config
 
 
 def _uid(pod: JsonObject) -> str:
