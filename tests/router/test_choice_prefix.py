@@ -16,6 +16,7 @@ from paceline_router.choice.native import NativeUnavailable, library_path, make_
 from paceline_router.choice.prefix import (
     LARGE,
     MAX_BLOCKS,
+    NOTED_SHARE,
     SLOTS,
     SMALL,
     SMALL_UNTIL,
@@ -147,6 +148,49 @@ def test_what_a_replica_cannot_hold_any_more_is_not_believed(make: Make) -> None
         index.insert(3)
     assert holders(index, old) == {4: SMALL}
     assert holders(index, kept) == {3: SMALL}
+
+
+def test_forgetting_costs_by_what_was_noted_and_not_by_what_the_index_holds(make: Make) -> None:
+    index = make(8192, 64)
+    for number in range(8192):
+        index.match(block(f"of another {number}"), 0)
+        index.insert(1)
+    assert len(index) == 8192
+    index.room(3, 20 * SMALL)
+    begin = index.swept
+    for number in range(2000):
+        index.match(block(f"n{number}"), 0)
+        index.insert(3)
+    # Two hundred generations have ended, each with ten blocks.
+    assert 0 < index.swept - begin <= 2000
+    assert holders(index, block("n0")) == {}
+    assert holders(index, block("n1999")) == {3: SMALL}
+    assert holders(index, block("of another 8191")) == {1: SMALL}
+
+
+def test_a_replica_with_a_large_cache_is_forgotten_at_a_bounded_price(make: Make) -> None:
+    index = make(1024, 64)
+    index.room(3, 2000 * SMALL)
+    sent = 10_000
+    for number in range(sent):
+        index.match(block(f"n{number}"), 0)
+        index.insert(3)
+    assert 0 < index.swept <= NOTED_SHARE * sent
+    assert holders(index, block(f"n{sent - 1}")) == {3: SMALL}
+    index.forget(3)
+    assert holders(index, block(f"n{sent - 1}")) == {}
+
+
+def test_a_block_that_took_anothers_room_is_not_forgotten_for_it(make: Make) -> None:
+    index = make(4, 64)
+    index.room(3, 100 * SMALL)
+    for slot, names in ((3, "abcd"), (5, "efgh")):  # efgh take the rooms of abcd, which are noted for 3
+        for name in names:
+            index.match(block(name), 0)
+            index.insert(slot)
+    index.forget(3)
+    for name in "efgh":
+        assert holders(index, block(name)) == {5: SMALL}
 
 
 def test_a_replica_that_is_gone_is_forgotten(make: Make) -> None:

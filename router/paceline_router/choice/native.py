@@ -116,6 +116,7 @@ def open_library(path: Path) -> ctypes.CDLL:
             ("pfx_free", None, (c_void_p,)),
             ("pfx_found", c_void_p, (c_void_p,)),
             ("pfx_used", c_uint32, (c_void_p,)),
+            ("pfx_swept", c_uint64, (c_void_p,)),
             # Called for each request: without argument types a call takes half the time, and all are plain C ints.
             ("pfx_match", None, None),
             ("pfx_insert", None, None),

@@ -15,6 +15,7 @@
 #define MAX_WORDS 4
 #define MAX_LEVELS 8
 #define VISITS_MOST 65535
+#define NOTED_SHARE 32
 #define NONE 0xFFFFFFFFu
 
 typedef struct {
@@ -22,6 +23,13 @@ typedef struct {
     uint32_t chain, older, newer, visits;
     uint64_t masks[]; /* generation 0, generation 1: `words` each */
 } Entry;
+
+/* What one replica was noted for in one generation, so that forgetting it need not look at all entries. */
+typedef struct {
+    uint32_t count, size;
+    int over; /* more than is kept: then all entries are looked at */
+    struct { uint64_t key; uint32_t number; } *noted;
+} Log;
 
 /* What `match` found, read from Python as 64-bit numbers. */
 typedef struct {
@@ -32,12 +40,14 @@ typedef struct {
 
 typedef struct {
     uint64_t secret[4];
-    uint32_t words, capacity, used, buckets, newest, oldest;
+    uint32_t words, capacity, used, buckets, newest, oldest, most_noted;
+    uint64_t swept; /* entries looked at in order to forget */
     size_t stride;
     uint32_t *heads;
     char *entries;
     uint64_t generation[MAX_WORDS];
     uint64_t filled[MAX_WORDS * 64], room[MAX_WORDS * 64];
+    Log logs[2][MAX_WORDS * 64];
     uint32_t blocks, matched;
     uint64_t keys[MAX_BLOCKS];
     Found found;
@@ -121,6 +131,7 @@ Index *pfx_new(uint32_t capacity, uint32_t words, const uint64_t *secret) {
     if (!x) return NULL;
     x->words = words;
     x->capacity = capacity;
+    x->most_noted = capacity / NOTED_SHARE + 1;
     x->newest = x->oldest = NONE;
     x->stride = sizeof(Entry) + 2 * words * sizeof(uint64_t);
     for (x->buckets = 64; x->buckets < capacity; x->buckets *= 2) {}
@@ -138,6 +149,8 @@ Index *pfx_new(uint32_t capacity, uint32_t words, const uint64_t *secret) {
 }
 
 void pfx_free(Index *x) {
+    for (int g = 0; g < 2; g++)
+        for (int slot = 0; slot < MAX_WORDS * 64; slot++) free(x->logs[g][slot].noted);
     free(x->heads);
     free(x->entries);
     free(x);
@@ -146,6 +159,8 @@ void pfx_free(Index *x) {
 const Found *pfx_found(const Index *x) { return &x->found; }
 
 uint32_t pfx_used(const Index *x) { return x->used; }
+
+uint64_t pfx_swept(const Index *x) { return x->swept; }
 
 void pfx_match(Index *x, const char *text, uint32_t length, uint32_t salt) {
     Found *f = &x->found;
@@ -214,10 +229,34 @@ void pfx_match(Index *x, const char *text, uint32_t length, uint32_t salt) {
     x->matched = matched;
 }
 
+static void note(Index *x, uint32_t slot, int generation, uint32_t number) {
+    Log *log = &x->logs[generation][slot];
+    if (log->count == log->size && !log->over) {
+        uint32_t size = log->size ? 2 * log->size : 16;
+        if (size > x->most_noted) size = x->most_noted;
+        void *more = log->size < size ? realloc(log->noted, size * sizeof *log->noted) : NULL;
+        if (more) { log->noted = more; log->size = size; } else log->over = 1;
+    }
+    if (log->over) return;
+    log->noted[log->count].key = entry(x, number)->key;
+    log->noted[log->count++].number = number;
+}
+
+/* Looks at as many entries as were noted, or at all of them after a share of all has been noted: either way at no more
+   than NOTED_SHARE for each that was. */
 static void forget_in(Index *x, uint32_t slot, int generation) {
     uint64_t keep = ~((uint64_t)1 << (slot & 63));
     size_t at = generation * x->words + (slot >> 6);
-    for (uint32_t i = 0; i < x->used; i++) entry(x, i)->masks[at] &= keep;
+    Log *log = &x->logs[generation][slot];
+    uint32_t count = log->over ? x->used : log->count;
+    for (uint32_t i = 0; i < count; i++) {
+        Entry *e = entry(x, log->over ? i : log->noted[i].number);
+        /* Another block may have its room by now. */
+        if (log->over || e->key == log->noted[i].key) e->masks[at] &= keep;
+    }
+    x->swept += count;
+    log->count = 0;
+    log->over = 0;
 }
 
 void pfx_insert(Index *x, uint32_t slot) {
@@ -229,7 +268,11 @@ void pfx_insert(Index *x, uint32_t slot) {
         if (number == NONE) number = make(x, x->keys[i]); else touch(x, number);
         Entry *e = entry(x, number);
         if (!((e->masks[word] | e->masks[words + word]) & bit)) added += block_size(i);
-        e->masks[generation * words + word] |= bit;
+        uint64_t *mask = &e->masks[generation * words + word];
+        if (!(*mask & bit)) {
+            *mask |= bit;
+            note(x, slot, generation, number);
+        }
     }
     x->filled[slot] += added;
     if (x->room[slot] && x->filled[slot] >= x->room[slot] / 2) {

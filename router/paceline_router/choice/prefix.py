@@ -7,7 +7,8 @@ whole blocks count.
 Memory is bounded: the least recently used block makes room for a new one, children before parents. A replica's own
 memory is bounded too, so what it was given long ago is no longer believed: its blocks are noted in two generations,
 each half of what it can hold; when the younger is full the older is forgotten. So a block that was not asked for again
-is believed for between half of that and all of it.
+is believed for between half of that and all of it. Forgetting costs by what was noted, not by what the index holds, so
+that replicas with small caches, whose generations are short, cost no more than others.
 
 There are two implementations with the same results: `prefix.c`, and the one here for machines without a compiler.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Protocol
 
 SMALL = 256
@@ -31,7 +33,10 @@ VISITS_MOST = 65535
 SLOTS = 256
 """Replicas of one service that the index can tell apart. More than that are served, without locality."""
 
-_WORD = 0xFFFFFFFFFFFFFFFF
+NOTED_SHARE = 32
+"""Of the index, what is noted of one replica at most before forgetting looks at all of it: a bound on the memory for
+that, and on what forgetting costs for each block that was noted.
+"""
 
 
 class PrefixIndex(Protocol):
@@ -43,6 +48,7 @@ class PrefixIndex(Protocol):
         visits: how often a text went its own way after the last block that matched, before this one.
         fresh: who holds all of the last text so surely that `insert` would change nothing (bits by slot).
         levels: deepest first, how many bytes, and who holds at least as many (bits by slot).
+        swept: blocks looked at in order to forget, since the index was made.
     """
 
     @property
@@ -59,6 +65,9 @@ class PrefixIndex(Protocol):
 
     @property
     def levels(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def swept(self) -> int: ...
 
     def match(self, text: bytes, salt: int) -> int:
         """Look a text up (below 2 GB); the bytes matched. Of a salt the lowest 31 bits count."""
@@ -90,7 +99,7 @@ class PythonPrefixIndex:
     """Without a compiler."""
 
     def __init__(self, blocks: int, slots: int = SLOTS) -> None:
-        self.total = self.matched = self.visits = self.fresh = 0
+        self.total = self.matched = self.visits = self.fresh = self.swept = 0
         self.levels: list[tuple[int, int]] = []
         self._capacity = blocks
         # Key of a block: holders in generation 0 and 1, visits. Last is newest.
@@ -100,6 +109,9 @@ class PythonPrefixIndex:
         self._generation = 0
         self._filled = [0] * slots
         self._room = [0] * slots
+        # By generation and slot, the keys noted in it; None after more than are kept: then all are looked at.
+        self._noted: tuple[list[list[int] | None], ...] = ([[] for _ in range(slots)], [[] for _ in range(slots)])
+        self._most_noted = blocks // NOTED_SHARE + 1
 
     def match(self, text: bytes, salt: int) -> int:
         """See `PrefixIndex`."""
@@ -161,7 +173,13 @@ class PythonPrefixIndex:
                 entries.move_to_end(key)
             if not (entry[0] | entry[1]) & bit:
                 added += SMALL if self._ends[number] <= SMALL_UNTIL else LARGE
-            entry[generation] |= bit
+            if not entry[generation] & bit:
+                entry[generation] |= bit
+                noted = self._noted[generation][slot]
+                if noted is not None:
+                    noted.append(key)
+                    if len(noted) > self._most_noted:
+                        self._noted[generation][slot] = None
         self._filled[slot] += added
         if self._room[slot] and self._filled[slot] >= self._room[slot] // 2:
             self._filled[slot] = 0
@@ -170,8 +188,14 @@ class PythonPrefixIndex:
 
     def _forget_in(self, slot: int, generation: int) -> None:
         keep = ~(1 << slot)
-        for entry in self._entries.values():
-            entry[generation] &= keep
+        noted = self._noted[generation][slot]
+        keys: Collection[int] = self._entries if noted is None else noted
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry[generation] &= keep
+        self.swept += len(keys)
+        self._noted[generation][slot] = []
 
     def forget(self, slot: int) -> None:
         """See `PrefixIndex`."""
@@ -206,7 +230,7 @@ class NativePrefixIndex:
         # As an object of its own type it goes through a call faster than as a number.
         self._handle = ctypes.c_void_p(handle)
         self._match, self._insert, self._forget = library.pfx_match, library.pfx_insert, library.pfx_forget
-        self._room, self._used = library.pfx_room, library.pfx_used
+        self._room, self._used, self._swept = library.pfx_room, library.pfx_used, library.pfx_swept
         size = _LEVEL_AT + MAX_LEVELS * _LEVEL_SIZE
         found = (ctypes.c_uint64 * size).from_address(library.pfx_found(handle))
         self._found = memoryview(found).cast("B").cast("Q")
@@ -230,6 +254,11 @@ class NativePrefixIndex:
     def visits(self) -> int:
         """See `PrefixIndex`."""
         return self._found[2]
+
+    @property
+    def swept(self) -> int:
+        """See `PrefixIndex`."""
+        return int(self._swept(self._handle))
 
     @property
     def fresh(self) -> int:
