@@ -72,7 +72,7 @@ def history(
 
 def table(kept: Sequence[Kept], obj: JsonObject, now: float) -> list[list[str]]:
     """Heads and a row for each revision."""
-    rows = [["REVISION", "STATE", "CREATED", "TOOK OVER", "BY", "CHANGED", "WHY", "BASELINE", "VERDICT"]]
+    rows = [["REVISION", "STATE", "CREATED", "TOOK OVER", "BY", "CHANGED", "WHY", "START-UP", "BASELINE", "VERDICT"]]
     for at, one in enumerate(kept):
         served = "never"
         if one.traffic is not None:
@@ -87,11 +87,23 @@ def table(kept: Sequence[Kept], obj: JsonObject, now: float) -> list[list[str]]:
                 one.by or WORDS_NOT_KNOWN,
                 found if isinstance(found, str) else words_of(found, pools, SHOWN_CHANGES) or "nothing",
                 shortened(one.why, WHY_CHARACTERS) or "-",
+                _start_up(one),
                 WORDS_NOT_KNOWN,
                 WORDS_NOT_KNOWN,
             ]
         )
     return rows
+
+
+def _start_up(one: Kept) -> str:
+    """How long replicas took to get ready: `17 s`, `17 to 40 s`, of each pool where there are several."""
+    words = {
+        pool: f"{took.slowest} s" if took.fastest == took.slowest else f"{took.fastest} to {took.slowest} s"
+        for pool, took in one.start_ups.items()
+    }
+    if len(one.pools) == 1:
+        return next(iter(words.values()), WORDS_NOT_KNOWN)
+    return ", ".join(f"{pool} {took}" for pool, took in words.items()) or WORDS_NOT_KNOWN
 
 
 def _changed(kept: Sequence[Kept], at: int) -> tuple[Any, int]:
@@ -120,6 +132,10 @@ def _as_json(kept: Sequence[Kept], at: int, obj: JsonObject) -> dict[str, Any]:
         "changes": None
         if known is None
         else [{"pool": c.pool, "field": c.field, "before": c.before, "after": c.after} for c in known],
+        "startUp": [
+            {"pool": pool, "fastestSeconds": took.fastest, "slowestSeconds": took.slowest}
+            for pool, took in one.start_ups.items()
+        ],
         "baseline": None,
         "verdict": None,
     }

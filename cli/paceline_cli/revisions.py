@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_crds.names import (
@@ -17,7 +17,7 @@ from paceline_crds.revision import InferenceRevision, RevisionPool
 from paceline_kube import INFERENCEREVISIONS, JsonObject, KubeClient
 from paceline_operator.drift.fields import differences
 from paceline_operator.gather import RevisionReader, gather
-from paceline_operator.observed import Ownership, Traffic
+from paceline_operator.observed import Ownership, Range, Traffic
 
 from .services import order_of, serving, status_of
 
@@ -31,6 +31,7 @@ class Kept:
     Attributes:
         parsed: None where this release cannot read it.
         traffic: the record of when it last became the one that serves; None where it never did.
+        start_ups: (fastest, slowest) seconds that replicas took to get ready, by pool, as far as measured.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Kept:
     traffic: Traffic | None
     by: str
     why: str
+    start_ups: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def pools(self) -> tuple[RevisionPool, ...]:
@@ -81,6 +83,7 @@ def read(service: JsonObject, revisions: Sequence[JsonObject]) -> list[Kept]:
             view.traffic,
             annotations[view.name].get(ANNOTATION_ASKED_BY, ""),
             annotations[view.name].get(ANNOTATION_CHANGE_CAUSE, ""),
+            {pool.name: view.start_ups[pool.hash] for pool in view.pools if pool.hash in view.start_ups},
         )
         for view in observed.revisions
         if view.owner is not Ownership.FOREIGN

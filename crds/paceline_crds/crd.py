@@ -9,7 +9,7 @@ import yaml
 
 from .fields import VALIDATIONS, rule
 from .names import GROUP, VERSION
-from .revision import REVISION_RULES, InferenceRevision, InferenceRevisionSpec
+from .revision import REVISION_RULES, InferenceRevision, InferenceRevisionSpec, InferenceRevisionStatus
 from .schema import structural_schema
 from .service import SPEC_RULES, InferenceService, InferenceServiceSpec
 from .status import InferenceServiceStatus
@@ -115,18 +115,21 @@ def inference_revision_crd() -> dict[str, Any]:
     spec = structural_schema(InferenceRevisionSpec, defaults=False)
     spec["description"] = "The rendered configuration; it never changes."
     spec[VALIDATIONS] = list(REVISION_RULES)
+    status = structural_schema(InferenceRevisionStatus, defaults=False)
+    status["description"] = "What was measured while it ran."
     return _crd(
         kind="InferenceRevision",
         plural="inferencerevisions",
         short=["prev"],
         doc=_first_paragraph(InferenceRevision),
-        schema={"required": ["spec"], "properties": {**_META, "spec": spec}},
+        schema={"required": ["spec"], "properties": {**_META, "spec": spec, "status": status}},
         columns=[
             _column("Service", ".spec.service", description="The InferenceService it was made for."),
             _column("Pools", ".spec.pools[*].name", description="Its pools."),
             _column("Hashes", ".spec.pools[*].hash", description="Hash of each pool.", priority=1),
             _column("Age", ".metadata.creationTimestamp", "date", description="Time since creation."),
         ],
+        subresources={"status": {}},
     )
 
 

@@ -61,6 +61,33 @@ REVISION_RULES = (
 )
 
 
+class StartUp(Model):
+    """How long replicas took from a place on a node until they were ready, as far as it was seen."""
+
+    fastest_seconds: Annotated[int, Field(ge=0, description="The fastest start.")]
+    slowest_seconds: Annotated[int, Field(ge=0, description="The slowest start without a restart in between.")]
+
+
+class RevisionPoolStatus(Model):
+    """What was measured of one pool."""
+
+    name: Annotated[str, Field(description="Name of the pool.")]
+    hash: Annotated[str, Field(description="Its hash.")]
+    start_up: Annotated[StartUp | None, Field(description="How long its replicas took to start.")] = None
+
+
+class InferenceRevisionStatus(Model):
+    """What was measured while it ran. Nothing is decided by it that could not be decided without."""
+
+    pools: Annotated[
+        list[RevisionPoolStatus] | None,
+        Field(
+            description="Pools of which something was measured.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = None
+
+
 class InferenceRevision(Model):
     """A configuration of a service that was asked for at some time."""
 

@@ -22,10 +22,10 @@ from paceline_kube import JsonObject
 from .hashing import short_hash
 from .observed import Observed, Traffic
 from .render import Desired
-from .template import with_hash
+from .template import start_up_seconds, with_hash
 
-PROGRESS_DEADLINE_SECONDS = 3900
-"""Longer than the start-up probe allows a model to load."""
+PROGRESS_MARGIN_SECONDS = 300
+"""Beyond what the start-up probe allows a model to load."""
 
 
 def owner_reference(observed: Observed) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def deployment(observed: Observed, name: str, pool: RevisionPool, replicas: int)
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 1,
-            "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+            "progressDeadlineSeconds": start_up_seconds(pool.pod_template) + PROGRESS_MARGIN_SECONDS,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": selector},
             "template": with_hash(pool.pod_template, pool.hash, name),

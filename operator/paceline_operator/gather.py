@@ -32,6 +32,7 @@ from .observed import (
     RevisionView,
     Traffic,
 )
+from .startups import start_ups_of
 
 
 class RevisionReader:
@@ -142,6 +143,7 @@ def _revision(obj: JsonObject, uid: str, service: str, parsed: InferenceRevision
         owner=ownership(obj, uid, service),
         parsed=parsed,
         traffic=None if annotation is None else Traffic.from_json(metadata["name"], annotation),
+        start_ups=start_ups_of(obj),
     )
 
 
@@ -185,12 +187,13 @@ def _pod(obj: JsonObject, said: Callable[[str], Sequence[JsonObject]]) -> PodVie
     conditions = status.get("conditions") or ()
     uid = str(obj["metadata"].get("uid") or "")
     over = status.get("phase") in ("Failed", "Succeeded")
+    ready = next((c for c in conditions if _is_true(c, "Ready")), None)
     return PodView(
         name=obj["metadata"]["name"],
         pool=labels.get(LABEL_POOL, ""),
         hash=labels.get(LABEL_POOL_HASH, ""),
         # What has ended may have been ready at its last word.
-        ready=not over and any(_is_true(c, "Ready") for c in conditions),
+        ready=not over and ready is not None,
         terminating=bool(obj["metadata"].get("deletionTimestamp")),
         over=over,
         problem=pod_problem(obj, said(uid)),
@@ -198,6 +201,8 @@ def _pod(obj: JsonObject, said: Callable[[str], Sequence[JsonObject]]) -> PodVie
         resource_version=str(obj["metadata"].get("resourceVersion") or ""),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
         ended=_ended(status),
+        ready_since="" if ready is None else str(ready.get("lastTransitionTime") or ""),
+        restarts=sum(int(c.get("restartCount") or 0) for c in status.get("containerStatuses") or ()),
         placed=next((str(c.get("lastTransitionTime") or "") for c in conditions if _is_true(c, "PodScheduled")), ""),
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline_crds.revision import InferenceRevision, RevisionPool
 
@@ -71,9 +73,20 @@ class Traffic:
             return None
 
 
+class Range(NamedTuple):
+    """Seconds of the fastest and of the slowest start."""
+
+    fastest: int
+    slowest: int
+
+
 @dataclass(frozen=True, slots=True)
 class RevisionView:
-    """A kept revision. `parsed` is None where this release cannot read it (a newer one wrote it)."""
+    """A kept revision. `parsed` is None where this release cannot read it (a newer one wrote it).
+
+    Attributes:
+        start_ups: (fastest, slowest) seconds from a place on a node until ready, by pool hash, as far as measured.
+    """
 
     name: str
     uid: str
@@ -82,6 +95,7 @@ class RevisionView:
     owner: Ownership
     parsed: InferenceRevision | None
     traffic: Traffic | None
+    start_ups: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def pools(self) -> tuple[RevisionPool, ...]:
@@ -140,8 +154,9 @@ class PodView:
 
     Attributes:
         over: it has ended for good (evicted, say) and stays as a record only.
-        created, placed, ended: RFC 3339 in UTC, whole seconds; empty where not known. `placed` is when it got a node,
-            `ended` when it was over, or lost with its node.
+        created, placed, ready_since, ended: RFC 3339 in UTC, whole seconds; empty where not known. `placed` is when it
+            got a node, `ended` when it was over, or lost with its node.
+        restarts: of its containers, together.
     """
 
     name: str
@@ -156,6 +171,8 @@ class PodView:
     created: str = ""
     ended: str = ""
     placed: str = ""
+    ready_since: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

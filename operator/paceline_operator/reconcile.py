@@ -49,6 +49,7 @@ from .served_names import Conflict as NameConflict
 from .served_names import conflict_of, served_name_indexes
 from .settings import Settings
 from .situation import Situation
+from .startups import StartUps, recorded
 from .status import status_of
 from .upgrades import available
 from .written import Written
@@ -135,6 +136,7 @@ class Reconciler:
         self._uids: dict[Key, str] = {}
         self._drift_of = drift_of
         self._repaired: dict[Key, float] = {}
+        self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
 
     async def prepare(self) -> None:
@@ -197,6 +199,7 @@ class Reconciler:
         upgrade = available(desired, self._settings.runtime_image)
         situation = Situation(observed, desired, refused, steps.waiting, self._conflict(service), drift, upgrade)
         told = await self._tell(service, situation)
+        await self._measure(key, observed)
         looks = (self._next_look(key, steps, observed, refused, mending), next_question, told)
         return min((seconds for seconds in looks if seconds is not None), default=None)
 
@@ -232,6 +235,26 @@ class Reconciler:
             self._worlds[key] = versions, world
         return world
 
+    async def _measure(self, key: Key, observed: Observed) -> None:
+        """Write down how long replicas took to start. What cannot be written is let go: nothing hangs on it."""
+        samples = self._start_ups.see(key, observed.pods)
+        for name, status in recorded(observed, samples).items() if samples else ():
+            kept = observed.revision(name)
+            version = kept.resource_version if kept is not None else ""
+            try:
+                stored = await self._client.patch(
+                    INFERENCEREVISIONS,
+                    name,
+                    {"metadata": {"resourceVersion": version}, "status": status},
+                    observed.namespace,
+                    subresource="status",
+                    field_manager=FIELD_MANAGER_OPERATOR,
+                )
+            except ApiError as exc:
+                log.info("%s/%s: the start-up time of %s is not written down: %s", *key, name, exc)
+            else:
+                self._written.put(key, INFERENCEREVISIONS, stored)
+
     def _mend(self, key: Key, steps: Plan, observed: Observed, desired: Desired, drift: Drift | None) -> Repair:
         """The next repair, once nothing else is under way."""
         if desired.drift_policy is not DriftPolicy.REPAIR or drift is None or steps.phase is not Phase.SETTLED:
@@ -256,6 +279,7 @@ class Reconciler:
         self._repaired.pop(key, None)
         self._worlds.pop(key, None)
         self._pod_events.forget(key)
+        self._start_ups.forget(key)
 
     def _observe(self, service: JsonObject) -> Observed:
         namespace, name = key = (service["metadata"]["namespace"], service["metadata"]["name"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,7 @@ from .defaults import TABLES, Defaults
 from .hashing import pool_hash, revision_hash
 from .sizing import Sizes, Value, inputs, sizes
 from .sources import storage_of
-from .template import pod_template
+from .template import pod_template, start_up_seconds, with_start_up
 
 
 class InvalidSpec(Exception):
@@ -52,11 +52,14 @@ class Carried:
         hash_version: of the newest revision: its defaults and its way of rendering stay.
         images: pool → image that once came from the operator; under `""` the newest of any pool, for pools yet unseen.
         pools: of the kept revisions of this hash version, the newest first: what was counted for them stays.
+        start_ups: pool → seconds that its replicas may take to start, where what was measured asks for more than the
+            default.
     """
 
     hash_version: int = HASH_VERSION
     images: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     pools: tuple[RevisionPool, ...] = ()
+    start_ups: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,12 @@ def _render_pool(service: InferenceService, pool: PoolSpec, carried: Carried, op
             parameters=RuntimeParameters(**{name: value.value for name, value in values.items()}),
             origins={_alias(name): value.origin for name, value in values.items()},
         )
-        digest = pool_hash(hash_version=carried.hash_version, config=config, image=image.value, pod_template=template)
+        made = [
+            (pool_hash(hash_version=carried.hash_version, config=config, image=image.value, pod_template=one), one)
+            for one in _templates(template, pool.name, defaults, carried)
+        ]
+        hashes = {before.hash for before in carried.pools}
+        digest, template = next((one for one in made if one[0] in hashes), made[-1])
     except ValidationError as exc:
         words = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
         raise InvalidSpec(f"pool {pool.name}: {words}") from exc
@@ -209,6 +217,17 @@ def _render_pool(service: InferenceService, pool: PoolSpec, carried: Carried, op
         pod_template=template,
         ledger=counted.words,
     )
+
+
+def _templates(template: dict[str, Any], pool: str, defaults: Defaults, carried: Carried) -> Iterator[dict[str, Any]]:
+    """The template with each start-up time that kept revisions have, and last with the one to take for a new one.
+
+    So what was measured lengthens the probe of replicas that are new anyway, and makes none new.
+    """
+    wanted = carried.start_ups.get(pool, defaults.startup_failures)
+    known = [seconds for seconds in map(start_up_seconds, (p.pod_template for p in carried.pools)) if seconds != wanted]
+    for seconds in (*dict.fromkeys(known), wanted):
+        yield with_start_up(template, seconds)
 
 
 def _longest_request(spec: InferenceServiceSpec) -> float | None:

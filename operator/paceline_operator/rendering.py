@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,9 +14,14 @@ from paceline_crds.revision import InferenceRevision
 from paceline_crds.service import InferenceService
 from paceline_kube import JsonObject
 
+from .defaults import TABLES
 from .observed import Observed, Ownership, RevisionView
 from .render import Desired, InvalidSpec, asked, carried_from, pinned, render
+from .startups import budgets
 from .upgrades import read_order, with_order
+
+LONGEST_DEFAULT = max(table.startup_failures for table in TABLES.values())
+"""Seconds; what was measured to take less changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class _Inputs:
     spec: Any
     metadata: tuple[str, str, str | None]
     revisions: tuple[tuple[str, str, str, bool], ...]
+    start_ups: Mapping[str, int]
 
 
 class Renderer:
@@ -52,10 +59,11 @@ class Renderer:
             service.get("spec"),
             (metadata["namespace"], metadata["name"], (metadata.get("annotations") or {}).get(ANNOTATION_UPGRADE)),
             tuple((r.name, r.uid, r.created, r.parsed is not None) for r in own),
+            budgets(own, LONGEST_DEFAULT),
         )
         known = self._known.get(observed.uid)
         if known is None or known[0] != inputs:
-            known = inputs, self._render(service, own)
+            known = inputs, self._render(service, own, inputs.start_ups)
             self._known[observed.uid] = known
             if len(self._known) > self._limit:
                 self._known.popitem(last=False)
@@ -65,7 +73,9 @@ class Renderer:
             raise type(known[1])(str(known[1]))
         return known[1]
 
-    def _render(self, service: JsonObject, own: list[RevisionView]) -> Desired | InvalidSpec:
+    def _render(
+        self, service: JsonObject, own: list[RevisionView], start_ups: Mapping[str, int]
+    ) -> Desired | InvalidSpec:
         try:
             parsed = InferenceService.from_object(service)
             order = parsed.spec.rollout.order if parsed.spec.rollout else None
@@ -74,7 +84,7 @@ class Renderer:
             readable = [r.parsed for r in own if r.parsed is not None]
             upgrade = read_order(parsed.metadata.annotations)
             carried = with_order(carried_from(readable), upgrade, readable)
-            return render(parsed, carried, self._runtime_image)
+            return render(parsed, replace(carried, start_ups=start_ups), self._runtime_image)
         except ValidationError as exc:
             return InvalidSpec(_words(exc))
         except InvalidSpec as exc:

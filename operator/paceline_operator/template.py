@@ -109,6 +109,20 @@ def pod_template(
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
+def start_up_seconds(template: Mapping[str, Any]) -> int:
+    """For how long the start-up probe of a template lets a replica load its model."""
+    probe = template["spec"]["containers"][0]["startupProbe"]
+    return int(probe["periodSeconds"]) * int(probe["failureThreshold"])
+
+
+def with_start_up(template: Mapping[str, Any], seconds: int) -> dict[str, Any]:
+    """The template with a start-up probe that lets a replica load its model for so long."""
+    spec = template["spec"]
+    runtime = spec["containers"][0]
+    probe = {**runtime["startupProbe"], "failureThreshold": seconds // int(runtime["startupProbe"]["periodSeconds"])}
+    return {**template, "spec": {**spec, "containers": [{**runtime, "startupProbe": probe}, *spec["containers"][1:]]}}
+
+
 def with_hash(template: Mapping[str, Any], pool_hash: str, config_map: str) -> dict[str, Any]:
     """The template as the Deployment has it: labelled with the hash, and with the ConfigMap of that hash."""
     spec = dict(template["spec"])
