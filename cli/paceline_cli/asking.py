@@ -36,10 +36,7 @@ async def ask(client: AioKubeClient, pods: Iterable[JsonObject]) -> dict[str, Re
         tell(time.monotonic() - began, f"asked {answered} of {len(asked)} replicas")
         return report
 
-    try:
-        reports = await asyncio.gather(*(one(pod) for pod in asked))
-    finally:
-        await direct.close()
+    reports = await asyncio.gather(*(one(pod) for pod in asked))
     return {pod["metadata"]["uid"]: report for pod, report in zip(asked, reports, strict=True)}
 
 
