@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline_router.choice import native
 from paceline_router.epp.start import PickerOptions, start_picker
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.flow.polling import poll
@@ -82,6 +83,8 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    # The prefix index is compiled once on a machine: before the ports are open, not while somebody waits.
+    await loop.run_in_executor(None, native.load)
     async with sources(plane, config) as followed:
         server = await loop.create_server(
             lambda: ClientConnection(plane), listen.host, listen.port, backlog=BACKLOG, reuse_port=listen.shared or None

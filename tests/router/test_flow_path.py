@@ -140,6 +140,22 @@ async def test_a_tenant_is_who_its_key_says_whatever_it_claims(router: Any, peer
     assert service.plane.metrics.service(helpers.KEY).refusals["identity"] == 3
 
 
+@pytest.mark.parametrize(("shared", "reason"), [(True, "of the prompt's tokens already"), (False, "least work of 2")])
+async def test_what_one_tenant_sent_counts_for_another_only_where_they_share_a_cache(
+    router: Any, peer: Any, helpers: Any, shared: bool, reason: str
+) -> None:
+    table = helpers.table_of(await peer(), await peer())
+    limits = Limits(shared_prefixes=shared)
+    replicas = {uid: dataclasses.replace(made, limits=limits) for uid, made in table.replicas.items()}
+    service = await router(table=dataclasses.replace(table, replicas=replicas))
+    body = {**BODY, "messages": [{"role": "user", "content": "a long system prompt " * 40}]}
+    async with client_of(service) as client:
+        for tenant in ("red", "blue"):
+            headers = {"x-paceline-tenant": tenant, "x-paceline-explain": "1"}
+            answer = await client.post(PATH, json=body, headers=headers)
+    assert reason in answer.headers["x-paceline-reason"]
+
+
 async def test_a_tenant_over_its_limit_is_told_when_to_come_back(router: Any, peer: Any, helpers: Any) -> None:
     service = await router(
         table=helpers.table_of(await peer(), policy=tenancy(default={"requestsPerMinute": 6}, tenants=[]))

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline_router.choice import native
+
 START_SECONDS = 60
 
 
@@ -68,6 +70,16 @@ def routes_file(tmp_path: Path, *ports: int) -> Path:
     replicas = "".join(f"\n  - url: http://127.0.0.1:{port}" for port in ports)
     path.write_text(f"services:\n- name: demo/chat\n  servedName: smollm2\n  replicas:{replicas or ' []'}\n")
     return path
+
+
+async def test_what_a_request_needs_is_compiled_before_the_ports_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    config = tmp_path / "routes.yaml"
+    config.write_text("services: []\n")
+    async with router_process(config, "--shutdown-delay", "0"):
+        assert [made.name for made in (tmp_path / "cache").glob("native/*/*.so")] == [native.NAME]
 
 
 async def test_sigterm_finishes_streams_takes_new_requests_for_a_while_and_exits_0(

@@ -468,3 +468,18 @@ def test_each_pool_of_a_lane_is_a_group_and_default_takes_what_others_cannot() -
     assert [group.pool for group in lane.order] == ["default", "a"]
     assert (lane.groups["a"].max_model_len, lane.groups["a"].bound) == (4096, 16)
     assert (lane.groups["default"].max_model_len, lane.groups["default"].bound) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("isolations", "shared"),
+    [(["None"], True), (["PerTenant"], False), (["None", "PerTenant"], False), ([None], False)],
+)
+def test_tenants_share_a_pools_prefixes_where_every_replica_says_so(isolations: list[str | None], shared: bool) -> None:
+    records: list[Any] = [Service(KEY, "m")]
+    for number, isolation in enumerate(isolations):
+        parameters = {} if isolation is None else {"prefixIsolation": isolation}
+        pool = {"name": "default", "hash": f"h{number}", "config": {"parameters": parameters}}
+        metadata = {"name": f"v{number}", "namespace": "demo", "creationTimestamp": f"{number}"}
+        records.append(revision_from_object({"metadata": metadata, "spec": {"service": "chat", "pools": [pool]}}))
+        records.append(replica(f"r{number}", pool_hash=f"h{number}"))
+    assert routes_of(table_of(*records)).by_key[KEY].lanes[0].groups["default"].shared_prefixes is shared

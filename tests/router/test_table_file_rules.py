@@ -29,7 +29,10 @@ def good() -> Service:
             {"url": "http://[::1]:8002/", "pool": "long"},
             {"url": "http://replica_1.demo.svc.cluster.local"},
         ],
-        "pools": [{"name": "default", "maxModelLen": 8192}, {"name": "long", "shapes": ["VeryLong"]}],
+        "pools": [
+            {"name": "default", "maxModelLen": 8192, "prefixIsolation": "None"},
+            {"name": "long", "shapes": ["VeryLong"]},
+        ],
         "traffic": {"generation": 3, "entries": [{"revision": "chat-1", "weight": 100}]},
         "routing": {"holdRequestsFor": "3s", "overLong": {"action": "Route", "pool": "long"}},
         "tenancy": {"identity": {"from": "APIKey"}, "tenants": [{"name": "a"}, {"name": "b.c"}]},
@@ -51,6 +54,7 @@ def test_a_file_that_keeps_the_rules_is_taken(tmp_path: Path) -> None:
         "[::1]:8002",
         "replica_1.demo.svc.cluster.local:80",
     ]
+    assert [replica.limits.shared_prefixes for replica in table.replicas.values()] == [True, False, True]
 
 
 def at(service: Service, *path: str | int, put: Any) -> None:

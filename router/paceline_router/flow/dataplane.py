@@ -283,6 +283,8 @@ class DataPlane:
         if limit > most:
             limit = most
         self._turn += 1
+        # Where tenants share a cache they share what is known of it.
+        salt = 0 if group.shared_prefixes else asked.tenant.salt
         # While others wait for room, a replica that has its whole batch takes nothing that another one can.
         bound = min(batch_of(group), limit) if living.gate.queued else limit
         while True:
@@ -296,7 +298,7 @@ class DataPlane:
                 self._turn,
                 bound,
                 exchange.tried,
-                asked.tenant.salt,
+                salt,
             )
             if backend is not None or bound == limit:
                 break

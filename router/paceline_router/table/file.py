@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from paceline_crds.routing import RoutingSpec
+from paceline_crds.runtime_config import Isolation
 from paceline_router.table.file_form import (
     FileReplica,
     FileService,
@@ -75,7 +76,10 @@ def read_table(path: Path) -> Table:
         if entry.name in services:
             broken.append(f"the service {entry.name} is there twice; write it once")
         services[entry.name] = _service(entry, position)
-        limits = {pool.name: Limits(pool.max_model_len, pool.max_num_seqs) for pool in entry.pools}
+        limits = {
+            pool.name: Limits(pool.max_model_len, pool.max_num_seqs, pool.prefix_isolation is Isolation.NONE)
+            for pool in entry.pools
+        }
         for replica in entry.replicas:
             try:
                 record = _replica(entry.name, replica, limits)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from paceline_crds.base import Model
 from paceline_crds.names import DEFAULT_POOL
 from paceline_crds.routing import RoutingSpec, ScalingSpec, Shape, SLOSpec
+from paceline_crds.runtime_config import Isolation
 from paceline_crds.tenancy import IdentitySource, TenancySpec
 from paceline_router.table.crd_rules import broken_rules
 
@@ -82,6 +83,8 @@ class FilePool(Model):
     slo: SLOSpec | None = None
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     max_num_seqs: Annotated[int | None, Field(ge=1)] = None
+    prefix_isolation: Isolation = Isolation.PER_TENANT
+    """None: tenants find each other's cached prefixes, as in most engines that are not ours."""
 
 
 class FileService(Model):

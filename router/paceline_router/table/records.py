@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from paceline_crds import names
+from paceline_crds.runtime_config import Isolation
 from paceline_router.table.policy import Policy, policy_from_spec
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -64,10 +65,15 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one replica of a pool takes: tokens of one request, and requests in one batch. None: not known."""
+    """What one replica of a pool takes: tokens of one request, and requests in one batch. None: not known.
+
+    Attributes:
+        shared_prefixes: its tenants find each other's cached prefixes; where that is not known they do not.
+    """
 
     max_model_len: int | None = None
     max_num_seqs: int | None = None
+    shared_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,11 @@ def revision_from_object(obj: JsonObject) -> Revision:
 
 def _limits(pool: JsonObject) -> Limits:
     parameters = _mapping(_mapping(pool.get("config")).get("parameters"))
-    return Limits(_integer(parameters.get("maxModelLen")), _integer(parameters.get("maxNumSeqs")))
+    return Limits(
+        _integer(parameters.get("maxModelLen")),
+        _integer(parameters.get("maxNumSeqs")),
+        parameters.get("prefixIsolation") == Isolation.NONE.value,
+    )
 
 
 def replica_from_pod(pod: JsonObject) -> Replica | None:

@@ -26,12 +26,14 @@ class Group:
         backends: ready replicas.
         max_model_len: the longest request that any of them takes, in tokens; None where not known.
         bound: requests at each replica from which the pool is full; None where not known.
+        shared_prefixes: in all of them tenants find each other's cached prefixes.
     """
 
     pool: str
     backends: tuple[Backend, ...]
     max_model_len: int | None = None
     bound: int | None = None
+    shared_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,7 @@ def _group(pool: str, members: list[tuple[Backend, Limits]]) -> Group:
         tuple(backend for backend, _ in members),
         max_model_len=None if None in lengths else max(length for length in lengths if length is not None),
         bound=SPILL_TIMES_SEQS * max(batches) if batches else None,
+        shared_prefixes=all(limits.shared_prefixes for _, limits in members),
     )
 
 
