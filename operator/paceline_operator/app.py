@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline_kube import AioKubeClient, Key, KubeError, Timing, key_of
+from paceline_kube import CONFIGMAPS, AioKubeClient, Key, KubeError, Timing, key_of
 
 from .caches import Watching, watching
 from .drift.keeper import DriftKeeper
@@ -107,6 +107,7 @@ class Operator:
             clock=time.monotonic,
             interval=settings.drift_seconds,
             active=self.election.leading.is_set,
+            config_map=lambda namespace, name: reader.get(CONFIGMAPS, name, namespace),
         )
         self.reconciler = Reconciler(
             guarded, self.watching.caches, self.recorder, time.time, settings, drift_of=self.drift.of

@@ -88,6 +88,7 @@ class Operator:
             clock=time.monotonic,
             interval=told.drift_seconds,
             settle=0.1,
+            config_map=lambda namespace, name: client.get(CONFIGMAPS, name, namespace),
         )
         self.reconciler = Reconciler(client, self._watching.caches, self.told, time.time, told, drift_of=self.drift.of)
 

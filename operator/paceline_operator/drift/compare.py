@@ -22,6 +22,7 @@ from paceline_kube.pods import is_ready
 from paceline_operator.plan import child_name
 from paceline_operator.template import with_hash
 
+from .contents import config_maps_of
 from .fields import ABSENT, Difference, differences, shown
 
 OWN_FINDINGS = frozenset({Origin.MODEL.value, Origin.LEDGER.value, "measured"})
@@ -90,6 +91,7 @@ class World:
         wanted: pool hashes that may have pods now: asked for, serving, or still on their way out.
         pods: that neither end nor have ended.
         reports: by pod uid; a pod that is not there has not been asked yet.
+        contents: when the data of a ConfigMap of the user's was last written, by its name, as far as known.
     """
 
     service: str
@@ -99,6 +101,7 @@ class World:
     config_maps: tuple[JsonObject, ...] = ()
     pods: tuple[JsonObject, ...] = ()
     reports: Mapping[str, Report] = field(default_factory=dict)
+    contents: Mapping[str, str] = field(default_factory=dict)
 
 
 def compare(world: World) -> Drift:
@@ -172,6 +175,26 @@ def _of_pods(world: World) -> Iterator[Item]:
         # What admission adds to a pod is its affair, unless it is a setting of ours.
         found = differences(stamped, actual_container, "", lambda _, entry: entry.startswith(ENV_PREFIX))
         yield from _items(name, found, replace=True)
+        yield from _of_contents(world, pod, pool)
+
+
+def _of_contents(world: World, pod: JsonObject, pool: RevisionPool) -> Iterator[Item]:
+    """ConfigMaps whose data was written after the container that took its environment from them had started."""
+    if not world.contents:
+        return
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    states = [status.get("state") or {} for status in statuses if status.get("name") == CONTAINER_RUNTIME]
+    started = next((str(state["running"].get("startedAt") or "") for state in states if "running" in state), "")
+    for name in sorted(config_maps_of(pool.pod_template)):
+        at = world.contents.get(name, "")
+        if started and at > started:
+            yield Item(
+                pod["metadata"]["name"],
+                f"env from ConfigMap/{name}",
+                f"as written {at}",
+                f"as of {started}, when it started",
+                replace=True,
+            )
 
 
 def _stamped(world: World, pool: RevisionPool) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline_kube import JsonObject, Key, key_of
 from paceline_kube.pods import is_ready
 
 from .compare import Drift, World, compare
+from .contents import Contents, config_maps_of
 from .replicas import Replicas
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class DriftKeeper:
         interval: float,
         active: Callable[[], bool] = lambda: True,
         settle: float = 2.0,
+        config_map: Callable[[str, str], Awaitable[JsonObject]] | None = None,
     ) -> None:
         """
         Args:
@@ -43,6 +45,7 @@ class DriftKeeper:
             world: reads the caches; None where a service is gone.
             clock: monotonic seconds.
             settle: seconds after a change of objects before the next look, so that a burst is one look.
+            config_map: (namespace, name) → a ConfigMap of the user's; None: they are not looked at.
         """
         self._world = world
         self._services = services
@@ -52,6 +55,7 @@ class DriftKeeper:
         self._active = active
         self._settle = settle
         self._replicas = Replicas(clock)
+        self._contents = Contents(config_map, clock) if config_map is not None else None
         self._found: dict[Key, Drift] = {}
         self._seen: dict[Key, tuple[Any, ...]] = {}
         self._due: dict[Key, float] = {}
@@ -92,6 +96,8 @@ class DriftKeeper:
             self._found.pop(key, None)
             self._seen.pop(key, None)
             self._replicas.forget(key)
+            if self._contents is not None:
+                self._contents.forget(key)
         due = [key for key in keys if self._due[key] <= now]
         await asyncio.gather(*(self._look_safely(key) for key in due))
 
@@ -111,6 +117,10 @@ class DriftKeeper:
         ready = (pod for pod in world.pods if is_ready(pod))
         # A look that some change brought about needs no news of pods that have not changed.
         world = replace(world, reports=await self._replicas.ask(key, ready, self._interval / 2))
+        if self._contents is not None:
+            pools = (pool for pool in world.pools.values() if pool.hash in world.wanted)
+            names = frozenset().union(*(config_maps_of(pool.pod_template) for pool in pools))
+            world = replace(world, contents=await self._contents.ask(key, names))
         self.looks += 1
         seen = _inputs(world)
         found = self._found.get(key)
@@ -132,4 +142,5 @@ def _inputs(world: World) -> tuple[Any, ...]:
         world.wanted,
         tuple((obj["metadata"].get("uid"), obj["metadata"].get("resourceVersion")) for obj in objects),
         tuple((uid, report.config, report.error) for uid, report in world.reports.items()),
+        tuple(world.contents.items()),
     )
