@@ -12,6 +12,7 @@ from paceline_router.flow.exchange import WATCH_SECONDS
 from paceline_router.processes.merging import merge_splits
 from paceline_router.report.admin import make_app
 from paceline_router.report.tokens import AdminToken
+from paceline_router.shape.split_condition import condition_of
 
 PATH = "/v1/chat/completions"
 
@@ -37,6 +38,7 @@ async def test_requests_are_counted_by_shape_and_the_advice_is_not_known_on_thin
     await service.idle()
     with TestClient(make_app(service.plane, Source(), AdminToken(value="t"))) as admin:
         page = admin.get("/v1/paceline/split", headers={"authorization": "Bearer t"}).json()
+        assert page["conditions"]["demo/chat"]["reason"] == "NotEnoughRequests"
     advice = page["services"][helpers.KEY]["default"]
     assert advice["requests"] == 3
     assert advice["split"] == []
@@ -62,7 +64,9 @@ async def test_a_busy_service_is_watched_by_a_part_of_its_requests(router: Any, 
 
 
 def test_of_several_processes_the_one_that_saw_most_advises() -> None:
-    few, most = {"requests": 10, "split": []}, {"requests": 500, "split": ["VeryLong"]}
+    few = {"requests": 10, "split": [], "shapes": []}
+    most = {"requests": 500, "split": ["VeryLong"], "shapes": [{"answer": "yes"}]}
     pages = [{"services": {"demo/chat": {"default": few}}}, {"services": {"demo/chat": {"default": most, "long": few}}}]
     assert merge_splits(pages)["services"]["demo/chat"] == {"default": most, "long": few}
     assert merge_splits(pages[::-1])["services"]["demo/chat"] == {"default": most, "long": few}
+    assert merge_splits(pages)["conditions"]["demo/chat"] == condition_of({"default": most, "long": few})

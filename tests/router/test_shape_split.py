@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from paceline_crds.routing import Shape
 from paceline_router.shape.interference import HALF_SECONDS, Interference
 from paceline_router.shape.split import Advice, Answer, Finding, advise, split_page
+from paceline_router.shape.split_condition import MOST_CHARACTERS, condition_of
 from paceline_router.table.policy import SHAPES
 
 SHORT = SHAPES.index(Shape.SHORT_INPUT_SHORT_OUTPUT)
@@ -139,6 +142,36 @@ def test_cells_are_bounded_and_presence_is_exact(requests: list[tuple[int, float
         before = {other for other, *_ in flying[:at]}
         assert context & 31 & ~sum(1 << other for other in before) == 0
         assert context >> 5 == at.bit_length()
+
+
+def pool(*answers: str, split: Sequence[str] = (), requests: int = 4000) -> dict[str, Any]:
+    return {"requests": requests, "split": list(split), "shapes": [{"answer": answer} for answer in answers]}
+
+
+@pytest.mark.parametrize(
+    ("pools", "status", "reason"),
+    [
+        ({"default": pool("yes", "no", split=["VeryLong"])}, "True", "ShapeSlowsOthers"),
+        ({"default": pool("not known"), "long": pool("yes", split=["VeryLong"])}, "True", "ShapeSlowsOthers"),
+        ({"default": pool("no", "no"), "long": pool("no")}, "False", "NoClearEffect"),
+        ({"default": pool("no", "not known")}, "Unknown", "NotEnoughRequests"),
+        ({"default": pool()}, "Unknown", "NotEnoughRequests"),
+        ({}, "Unknown", "NotEnoughRequests"),
+    ],
+)
+def test_the_advice_is_a_condition_for_the_status(pools: dict[str, Any], status: str, reason: str) -> None:
+    condition = condition_of(pools)
+    assert (condition["type"], condition["status"], condition["reason"]) == ("SplitAdvised", status, reason)
+    assert condition["requests"] == 4000 * len(pools)
+
+
+def test_the_condition_names_pool_and_shapes_and_stays_the_same_while_the_advice_does() -> None:
+    one, other = ({"default": pool("yes", split=["VeryLong"], requests=n)} for n in (4000, 4321))
+    message = condition_of(one)["message"]
+    assert "(pool default: VeryLong)" in message
+    assert condition_of(other)["message"] == message
+    many = {f"pool-{number:02}": pool("yes", split=[shape.value for shape in SHAPES]) for number in range(17)}
+    assert len(condition_of(many)["message"]) <= MOST_CHARACTERS
 
 
 def test_the_page_is_json_by_pool() -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 REASON_LINE: Final = b"%b: %%b\r\n" % REASON.encode()
 
-CLASSES: Final = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
+CLASSES: Final[tuple[str, ...]] = ("", "1xx", "2xx", "3xx", "4xx", "5xx")
 """Outcomes by the first digit of a status."""
 
 

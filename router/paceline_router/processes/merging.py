@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_crds import metrics as catalogue
+from paceline_router.shape.split_condition import condition_of
 
 _LEAST = frozenset([catalogue.ROUTER_TABLE_SYNCED.name, catalogue.ROUTER_AVAILABLE.name])
 _SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.name])
@@ -148,7 +149,7 @@ def merge_splits(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
             for pool, advice in pools.items():
                 if pool not in known or advice["requests"] > known[pool]["requests"]:
                     known[pool] = advice
-    return {"services": services}
+    return {"services": services, "conditions": {key: condition_of(pools) for key, pools in services.items()}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from paceline_router.report.text import Labels, Sample, exposition, sample, serv
 from paceline_router.report.tokens import AdminToken
 from paceline_router.shape.shaper import ShapeSamples
 from paceline_router.shape.split import split_page
+from paceline_router.shape.split_condition import condition_of
 from paceline_router.table.policy import SHAPES, Policy
 from paceline_router.table.routes import revision_of
 
@@ -172,14 +173,15 @@ def _estimates(found: ShapeSamples, labels: Labels) -> Iterator[Sample]:
 
 
 def split_pages(plane: DataPlane) -> dict[str, Any]:
-    """The body of `GET /v1/paceline/split`: by service and pool, whether a shape should have a pool of its own."""
+    """The body of `GET /v1/paceline/split`: by service and pool, whether a shape should have a pool of its own, and by
+    service the same as a condition for its status.
+    """
     now = plane.now()
-    return {
-        "services": {
-            key: split_page({pool: watcher.window(now) for pool, watcher in list(living.watchers.items())})
-            for key, living in list(plane.living.items())
-        }
+    services = {
+        key: split_page({pool: watcher.window(now) for pool, watcher in list(living.watchers.items())})
+        for key, living in list(plane.living.items())
     }
+    return {"services": services, "conditions": {key: condition_of(pools) for key, pools in services.items()}}
 
 
 def make_app(plane: DataPlane, source: Source, token: AdminToken) -> FastAPI:

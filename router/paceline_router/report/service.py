@@ -35,7 +35,7 @@ REFUSALS: Final = (
 )
 """Why the router itself refused a request of a service."""
 
-SHAPE_LABELS: Final = (*(shape.value for shape in SHAPES), NONE)
+SHAPE_LABELS: Final[tuple[str, ...]] = (*(shape.value for shape in SHAPES), NONE)
 """By a request's `shape`; the last one, which -1 reaches, is for requests without any."""
 
 MAX_KEYS: Final = 64

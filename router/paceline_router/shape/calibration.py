@@ -14,7 +14,7 @@ KEEP: Final = 1 - 1 / 500
 """Weight of an answer relative to the next one."""
 
 ENOUGH: Final = 50
-WIDE: Final = ((0.6, 4), (0.8, 2))
+WIDE: Final[tuple[tuple[float, int], ...]] = ((0.6, 4), (0.8, 2))
 """A P90 that held less than this share of answers is multiplied by so much."""
 
 

@@ -29,7 +29,7 @@ DENSE: Final = PLAIN_KINDS + FOREIGN_KINDS
 ESCAPED: Final = DENSE + 1
 """The kind of text in \\uXXXX escapes."""
 
-FIRST_RATES: Final = (
+FIRST_RATES: Final[tuple[float, ...]] = (
     *(0.23, 0.25, 0.255, 0.255, 0.24, 0.25, 0.27, 0.33, 0.44, 0.45, 0.45, 0.5, 0.62, 0.72, 0.82, 0.88),
     *(0.26, 0.3, 0.38, 0.42, 0.47, 0.52, 0.45, 0.5),
     *(0.78, 0.36),
