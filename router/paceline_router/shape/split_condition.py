@@ -20,8 +20,8 @@ def condition_of(pools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `type`, `status`, `reason` and `message` as in the status, and `requests`: how many the advice stands on, so
-        that of several routers the one that saw most can be believed. `False` needs a clear answer for every shape of every
-        pool; one that is not known yet makes it `Unknown`.
+        that of several routers the one that saw most can be believed. `False` needs a clear answer for every shape of
+        every pool; one that is not known yet makes it `Unknown`.
     """
     advised = {pool: page["split"] for pool, page in sorted(pools.items()) if page["split"]}
     answers = {finding["answer"] for page in pools.values() for finding in page["shapes"]}
