@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +26,12 @@ from paceline_kube import (
     key_of,
 )
 
+from .gather import tells_nothing
 from .reconcile import INDEX_SERVICE, Caches, child_indexes, service_indexes
 from .routers import ROUTER_SELECTOR
 from .served_names import concerned
+from .views import Views
+from .written import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +70,42 @@ def watching(
     Args:
         namespaces: of the services; empty: all.
         own_namespace: where the routers are.
-        enqueue: called with the key of each service that a change may concern.
-        touched: called with the key of each service whose own objects have changed.
+        enqueue: called with the key of each service that a change may concern. What passes have seen already, since
+            they wrote it themselves, and what changes no view of a child, concerns nobody.
+        touched: called with the key of each service whose replicas may run with something else now.
     """
     services = Store(service_indexes())
+    views, written = Views(), Written(time.monotonic)
 
     def service_changed(change: Change) -> None:
-        enqueue(change.key)
+        if change.new is None or not written.knows(change.key, INFERENCESERVICES, change.new):
+            enqueue(change.key)
         for key in concerned(change, services):
             enqueue(key)
 
-    def child_changed(change: Change) -> None:
-        for obj in (change.old, change.new):
-            for key in owners(obj["metadata"], services) if obj is not None else ():
-                enqueue(key)
+    def child_changed(kind: Resource, change: Change) -> None:
+        if change.new is None:
+            views.forget(change.object)
+        keys = dict.fromkeys(
+            key for obj in (change.old, change.new) if obj is not None for key in owners(obj["metadata"], services)
+        )
+        for key in keys:
+            if change.new is None:
+                written.gone(key, kind, change.object)
+            if _concerns_what_runs(kind, change):
                 touched(key)
+            if not _is_no_news(kind, change, key):
+                enqueue(key)
+
+    def _is_no_news(kind: Resource, change: Change, key: Key) -> bool:
+        if change.new is None:
+            return False
+        if written.knows(key, kind, change.new):
+            return True
+        service = services.get(*key)
+        if change.old is None or service is None:
+            return False
+        return tells_nothing(kind, change.old, change.new, service, views)
 
     def informers(
         resource: Resource,
@@ -107,10 +133,11 @@ def watching(
     stores: dict[str, Store] = {}
     for name, resource in _CHILDREN.items():
         stores[name] = Store(child_indexes())
-        groups[name] = informers(resource, stores[name], child_changed, LABEL_SERVICE, scope)
+        on_change = functools.partial(child_changed, resource)
+        groups[name] = informers(resource, stores[name], on_change, LABEL_SERVICE, scope)
     routers = Store()
     groups["routers"] = informers(PODS, routers, lambda _: None, ROUTER_SELECTOR, [own_namespace])
-    return Watching(Caches(services=services, routers=routers, **stores), groups)
+    return Watching(Caches(services=services, routers=routers, **stores, views=views, written=written), groups)
 
 
 _CHILDREN = {
@@ -120,6 +147,13 @@ _CHILDREN = {
     "pods": PODS,
     "budgets": PODDISRUPTIONBUDGETS,
 }
+
+
+def _concerns_what_runs(kind: Resource, change: Change) -> bool:
+    """Whether replicas may run with something else now. A Deployment counts its pods in its status all the time."""
+    if kind != DEPLOYMENTS or change.old is None or change.new is None:
+        return kind != PODDISRUPTIONBUDGETS
+    return bool(change.old["metadata"].get("generation") != change.new["metadata"].get("generation"))
 
 
 def owners(metadata: dict[str, object], services: Store) -> list[Key]:

@@ -18,10 +18,10 @@ from paceline_crds.names import (
     derived_name,
 )
 from paceline_crds.revision import InferenceRevision
-from paceline_kube import JsonObject
+from paceline_kube import CONFIGMAPS, DEPLOYMENTS, PODDISRUPTIONBUDGETS, PODS, JsonObject, Resource
 
 from .children import budget_name
-from .failures import deployment_problem, pod_problem
+from .failures import deployment_problem, in_doubt, pod_problem
 from .observed import (
     BudgetView,
     ConfigMapView,
@@ -33,6 +33,7 @@ from .observed import (
     Traffic,
 )
 from .startups import start_ups_of
+from .views import Views
 
 
 class RevisionReader:
@@ -69,26 +70,47 @@ def gather(
     pods: Iterable[JsonObject],
     budgets: Iterable[JsonObject] = (),
     said: Callable[[str], Sequence[JsonObject]] = lambda _: (),
+    views: Views | None = None,
 ) -> Observed:
     """What the objects of one service say. All sequences are in order of names, whatever order they came in.
 
     Args:
         read: parses a revision, see `RevisionReader`.
         said: the Events about a pod, by its uid, as far as somebody asked for them.
+        views: those made before.
     """
     metadata = service["metadata"]
-    uid = str(metadata["uid"])
+    uid, of = str(metadata["uid"]), metadata["name"]
+    known = Views() if views is None else views
+
+    def pod(obj: JsonObject) -> PodView:
+        words = said(str(obj["metadata"].get("uid") or ""))
+        return _pod(obj, words) if words else known.of(_pod, obj)
+
     return Observed(
         namespace=metadata["namespace"],
-        name=metadata["name"],
+        name=of,
         uid=uid,
         generation=int(metadata.get("generation") or 0),
-        revisions=tuple(_revision(obj, uid, metadata["name"], read(obj)) for obj in _ordered(revisions)),
-        deployments=tuple(_deployment(obj, uid, metadata["name"]) for obj in _ordered(deployments)),
-        config_maps=tuple(_config_map(obj, uid, metadata["name"]) for obj in _ordered(config_maps)),
-        pods=tuple(_pod(obj, said) for obj in _ordered(pods)),
-        budgets=tuple(_budget(obj, uid, metadata["name"]) for obj in _ordered(budgets)),
+        revisions=tuple(_revision(obj, uid, of, read(obj)) for obj in _ordered(revisions)),
+        deployments=tuple(known.of(_deployment, obj, uid, of) for obj in _ordered(deployments)),
+        config_maps=tuple(known.of(_config_map, obj, uid, of) for obj in _ordered(config_maps)),
+        pods=tuple(pod(obj) for obj in _ordered(pods)),
+        budgets=tuple(known.of(_budget, obj, uid, of) for obj in _ordered(budgets)),
     )
+
+
+def tells_nothing(kind: Resource, old: JsonObject, new: JsonObject, service: JsonObject, views: Views) -> bool:
+    """Whether a pass would see after this change of a child what it saw before."""
+    uid, name = str(service["metadata"]["uid"]), service["metadata"]["name"]
+    if kind == PODS:
+        # A pod in doubt is asked about: what matters then is not in its view.
+        return not in_doubt(new) and not in_doubt(old) and views.same(_pod, old, new)
+    if kind == DEPLOYMENTS:
+        return views.same(_deployment, old, new, uid, name)
+    if kind == CONFIGMAPS:
+        return views.same(_config_map, old, new, uid, name)
+    return kind == PODDISRUPTIONBUDGETS and views.same(_budget, old, new, uid, name)
 
 
 def _ordered(objects: Iterable[JsonObject]) -> list[JsonObject]:
@@ -181,7 +203,7 @@ def _budget(obj: JsonObject, uid: str, service: str) -> BudgetView:
     return BudgetView(**_identity(obj), pool=_labels(obj).get(LABEL_POOL, ""), owner=ownership(obj, uid, service))
 
 
-def _pod(obj: JsonObject, said: Callable[[str], Sequence[JsonObject]]) -> PodView:
+def _pod(obj: JsonObject, said: Sequence[JsonObject] = ()) -> PodView:
     labels = _labels(obj)
     status = obj.get("status") or {}
     conditions = status.get("conditions") or ()
@@ -196,7 +218,7 @@ def _pod(obj: JsonObject, said: Callable[[str], Sequence[JsonObject]]) -> PodVie
         ready=not over and ready is not None,
         terminating=bool(obj["metadata"].get("deletionTimestamp")),
         over=over,
-        problem=pod_problem(obj, said(uid)),
+        problem=pod_problem(obj, said),
         uid=uid,
         resource_version=str(obj["metadata"].get("resourceVersion") or ""),
         created=str(obj["metadata"].get("creationTimestamp") or ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
@@ -52,7 +52,8 @@ from .situation import Situation
 from .startups import StartUps, recorded
 from .status import status_of
 from .upgrades import available
-from .written import Written
+from .views import Views
+from .written import KEEP_SECONDS, Written
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,10 @@ INDEX_SERVICE = "service"
 REFUSED_RETRY_SECONDS = 30.0
 """A refused child is tried again: a quota may have been raised, a policy changed."""
 
-UNSEEN_WRITE_SECONDS = 1.0
+UNTOLD_SECONDS = 1.0
+UNSEEN_SECONDS = KEEP_SECONDS + 1.0
+"""Informers tell of our own writes sooner; a write that one never shows was undone, and then is forgotten."""
+
 CONFLICT_SECONDS = 0.2
 POLL_MOST_SECONDS = 5.0
 
@@ -100,6 +104,9 @@ class Caches:
     `routers.ROUTER_SELECTOR` in the operator's own namespace.
     """
 
+    `views` of the objects and what was `written` of late stand beside them, since who listens to the informers asks
+    them too.
+
     services: Store
     revisions: Store
     deployments: Store
@@ -108,6 +115,8 @@ class Caches:
     budgets: Store
     routers: Store
 
+    views: Views = field(default_factory=Views)
+    written: Written = field(default_factory=lambda: Written(time.monotonic))
 
 class Reconciler:
     """Brings one service at a time to what its spec asks for. Passes of different services may run side by side."""
@@ -130,7 +139,7 @@ class Reconciler:
         self._pod_events = PodEvents(client, time.monotonic)
         self._routers = Routers(client, settings.namespace, settings.router_admin_port)
         self._limits = Limits(settings.router_ack_timeout, settings.no_room_seconds)
-        self._written = Written(time.monotonic)
+        self._written = caches.written
         self._read_revision = RevisionReader()
         self._render = Renderer(settings.runtime_image)
         self._uids: dict[Key, str] = {}
@@ -298,6 +307,7 @@ class Reconciler:
             budgets=children(PODDISRUPTIONBUDGETS, self._caches.budgets),
             said=lambda uid: self._pod_events.said(key, uid),
         )
+            views=self._caches.views,
 
     def _conflict(self, service: JsonObject) -> NameConflict | None:
         return conflict_of(service, self._caches.services)
@@ -334,7 +344,7 @@ class Reconciler:
         if steps.again is not None:
             delays.append(steps.again)
         if self._written.pending(key):
-            delays.append(UNSEEN_WRITE_SECONDS)
+            delays.append(UNSEEN_SECONDS)
         return min(delays, default=None)
 
     async def _tell(self, service: JsonObject, situation: Situation) -> float | None:
@@ -370,7 +380,7 @@ class Reconciler:
             )
         except (NotFound, Conflict) as exc:
             log.debug("%s/%s: status not written: %s", *key, exc)
-            return UNSEEN_WRITE_SECONDS
+            return UNTOLD_SECONDS
         if stored["metadata"]["uid"] == observed.uid:
             self._written.put(key, INFERENCESERVICES, stored)
         self._announce(service, _ready(conditions), _ready(new["conditions"]))

@@ -42,6 +42,20 @@ class Written:
         """The service is gone."""
         self._writes.pop(service, None)
 
+    def knows(self, service: Key, resource: Resource, obj: JsonObject) -> bool:
+        """Whether what an informer shows is our own write, or a state before it: passes have seen that already."""
+        write = self._writes.get(service, {}).get((resource, key_of(obj)))
+        if write is None or write.deleted or uid_of(write.object) != uid_of(obj):
+            return False
+        return _version(obj) <= _version(write.object)
+
+    def gone(self, service: Key, resource: Resource, obj: JsonObject) -> None:
+        """An informer has seen the object deleted: what was written to it counts no more."""
+        writes = self._writes.get(service, {})
+        write = writes.get((resource, key_of(obj)))
+        if write is not None and not write.deleted and uid_of(write.object) == uid_of(obj):
+            del writes[(resource, key_of(obj))]
+
     def pending(self, service: Key) -> bool:
         """Whether the last views still lean on a write that the informers have not shown."""
         return bool(self._writes.get(service))

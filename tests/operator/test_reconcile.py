@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from paceline_kube import (
 from paceline_kube.testing import FakeApiServer
 from paceline_operator.reconcile import Caches, Reconciler, child_indexes, service_indexes
 from paceline_operator.settings import Settings
+from paceline_operator.views import Views
+from paceline_operator.written import Written
 
 KINDS = {
     "services": INFERENCESERVICES,
@@ -53,6 +57,8 @@ class Desk:
         self.restart()
 
     def restart(self, image: str = "r:1") -> None:
+        """Another process, with caches as full as those of the one before."""
+        self.caches = replace(self.caches, views=Views(), written=Written(time.monotonic))
         settings = Settings(runtime_image=image, namespace="paceline-system")
         self.reconciler = Reconciler(self.client, self.caches, self.told, lambda: 1000.0, settings)
 
