@@ -102,10 +102,10 @@ class Caches:
     `services` with `service_indexes()`; `revisions`, `deployments`, `configmaps`, `pods` and `budgets` with
     `child_indexes()`, of objects that carry the label `paceline.io/service`; `routers` are the pods with
     `routers.ROUTER_SELECTOR` in the operator's own namespace.
-    """
 
     `views` of the objects and what was `written` of late stand beside them, since who listens to the informers asks
     them too.
+    """
 
     services: Store
     revisions: Store
@@ -114,9 +114,9 @@ class Caches:
     pods: Store
     budgets: Store
     routers: Store
-
     views: Views = field(default_factory=Views)
     written: Written = field(default_factory=lambda: Written(time.monotonic))
+
 
 class Reconciler:
     """Brings one service at a time to what its spec asks for. Passes of different services may run side by side."""
@@ -306,8 +306,8 @@ class Reconciler:
             pods=self._caches.pods.by_index(INDEX_SERVICE, value),
             budgets=children(PODDISRUPTIONBUDGETS, self._caches.budgets),
             said=lambda uid: self._pod_events.said(key, uid),
-        )
             views=self._caches.views,
+        )
 
     def _conflict(self, service: JsonObject) -> NameConflict | None:
         return conflict_of(service, self._caches.services)
