@@ -25,10 +25,18 @@ from paceline_kube import (
 )
 
 from . import children
+from .actions import (
+    Action,
+    ApplyBudget,
+    ApplyConfigMap,
+    ApplyDeployment,
+    CreateRevision,
+    Delete,
+    MoveTraffic,
+)
 from .claims import claims_of, warning
 from .gather import ownership
 from .observed import Observed, Ownership
-from .plan import Action, ApplyBudget, ApplyConfigMap, ApplyDeployment, CreateRevision, Delete, MoveTraffic
 from .provenance import provenance
 from .recorder import Recorder
 from .render import Desired

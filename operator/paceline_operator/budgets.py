@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .actions import ApplyBudget, Delete, Phase
 from .children import budget_name
 from .observed import Observed, Ownership
-from .plan import ApplyBudget, Delete, Phase
 from .render import Desired
 
 

@@ -1,4 +1,4 @@
-"""What to do next for one service. Pure: `plan(observed, desired, now)`, and every action says in words what it does.
+"""What to do next for one service. Pure: `plan(observed, desired, now)`.
 
 A rollout has no state of its own beside the record of the traffic: each pass looks at what is there and takes the steps
 that are due.
@@ -14,141 +14,26 @@ What is neither asked for nor serving is never started again, and never stopped 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline_crds.names import derived_name
 from paceline_crds.revision import RevisionPool
 from paceline_crds.service import RolloutStrategy
 
+from .actions import (
+    Action,
+    ApplyConfigMap,
+    ApplyDeployment,
+    CreateRevision,
+    Delete,
+    MoveTraffic,
+    Phase,
+    Plan,
+    child_name,
+)
 from .observed import ConfigMapView, DeploymentView, Entry, Observed, Ownership, RevisionView, Traffic
 from .render import Desired
 from .room import NO_ROOM_SECONDS, keeps, no_room, until_no_room
-
-
-@dataclass(frozen=True, slots=True)
-class CreateRevision:
-    """Store what was rendered; with `adopt` it exists already and only gets its owner back."""
-
-    name: str
-    adopt: bool = False
-
-    @property
-    def sentence(self) -> str:
-        return f"{'adopt' if self.adopt else 'create'} revision {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyConfigMap:
-    """Make (or take over) the ConfigMap of a pool hash."""
-
-    name: str
-    pool: RevisionPool
-
-    @property
-    def sentence(self) -> str:
-        return f"create config {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyDeployment:
-    """Make or scale the Deployment of a pool hash. `before` is its count of replicas so far, None where it is new.
-
-    `force`: other managers' claims on the template are overruled.
-    """
-
-    name: str
-    pool: RevisionPool
-    replicas: int
-    before: int | None
-    uid: str = ""
-    resource_version: str = ""
-    force: bool = False
-
-    @property
-    def sentence(self) -> str:
-        if self.force:
-            return f"put the template of {self.name} right"
-        if self.before is None:
-            return f"create deployment {self.name} with {self.replicas}"
-        if self.before == self.replicas:
-            return f"take deployment {self.name} over"
-        return f"scale {self.name} from {self.before} to {self.replicas}"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveTraffic:
-    """Record where requests go from now on; the status publishes it to the routers."""
-
-    traffic: Traffic
-
-    @property
-    def sentence(self) -> str:
-        return f"move traffic to {self.traffic.revision} as generation {self.traffic.generation}"
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete one child, and only if it is still the one that was seen."""
-
-    kind: str
-    name: str
-    uid: str
-    resource_version: str
-
-    @property
-    def sentence(self) -> str:
-        return f"delete {self.kind} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyBudget:
-    """Make (or take over) the PodDisruptionBudget of a pool."""
-
-    name: str
-    pool: str
-
-    @property
-    def sentence(self) -> str:
-        return f"create disruption budget {self.name}"
-
-
-Action = CreateRevision | ApplyConfigMap | ApplyDeployment | MoveTraffic | Delete | ApplyBudget
-
-
-class Phase(enum.StrEnum):
-    """Where a service stands, for people and metrics; nothing is decided by it."""
-
-    SUSPENDED = "Suspended"
-    BLOCKED = "Blocked"
-    SURGING = "Surging"
-    ACKNOWLEDGING = "Acknowledging"
-    STOPPING = "Stopping"
-    DRAINING = "Draining"
-    SETTLED = "Settled"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Actions in the order they are taken, and what is waited for.
-
-    Attributes:
-        poll: something outside the API server is waited for: look again soon.
-        again: seconds after which something is due although nothing changes; None: nothing is.
-    """
-
-    phase: Phase
-    actions: tuple[Action, ...] = ()
-    waiting: str = ""
-    poll: bool = False
-    again: float | None = None
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """All of it in words."""
-        words = tuple(action.sentence for action in self.actions)
-        return (*words, f"wait: {self.waiting}") if self.waiting else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +47,6 @@ class Limits:
 
     router_ack_timeout: float
     no_room: float = NO_ROOM_SECONDS
-
-
-def child_name(service: str, pool: RevisionPool) -> str:
-    """Name of the Deployment and of the ConfigMap of a pool hash."""
-    return derived_name(service, pool.name, pool.hash)
 
 
 def plan(observed: Observed, desired: Desired, now: float, limits: Limits) -> Plan:

@@ -30,6 +30,7 @@ from paceline_kube import (
 )
 from paceline_kube.store import IndexFunction
 
+from .actions import Phase, Plan
 from .apply import Applier, NameTaken, ServiceGone
 from .budgets import budgets
 from .drift.compare import Drift, World
@@ -39,7 +40,7 @@ from .drift.world import world_of
 from .failures import Problem, refusal
 from .gather import RevisionReader, gather
 from .observed import Observed
-from .plan import Limits, Phase, Plan, asks_routers, plan
+from .plan import Limits, asks_routers, plan
 from .pod_events import PodEvents
 from .recorder import Recorder
 from .render import Desired, InvalidSpec

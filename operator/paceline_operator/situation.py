@@ -11,10 +11,10 @@ from paceline_crds.status import (
     UpgradeStatus,
 )
 
+from .actions import child_name
 from .drift.compare import Drift
 from .failures import Problem, first_cause
 from .observed import DeploymentView, Observed, Ownership, PodView
-from .plan import child_name
 from .render import Desired
 from .room import lacks_room
 from .served_names import Conflict

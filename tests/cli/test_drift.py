@@ -11,8 +11,8 @@ import pytest
 from paceline_crds.service import InferenceService
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator import children
+from paceline_operator.actions import child_name
 from paceline_operator.observed import Observed
-from paceline_operator.plan import child_name
 from paceline_operator.render import Carried, render
 
 REVISIONS = "/apis/paceline.io/v1alpha1/inferencerevisions"

@@ -10,9 +10,16 @@ import pytest
 from paceline_crds.service import InferenceService
 from paceline_kube import CONFIGMAPS, DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, Conflict
 from paceline_kube.testing import FakeApiServer
+from paceline_operator.actions import (
+    ApplyBudget,
+    ApplyConfigMap,
+    ApplyDeployment,
+    CreateRevision,
+    Delete,
+    child_name,
+)
 from paceline_operator.apply import Applier, NameTaken, ServiceGone, project
 from paceline_operator.observed import Observed
-from paceline_operator.plan import ApplyBudget, ApplyConfigMap, ApplyDeployment, CreateRevision, Delete, child_name
 from paceline_operator.render import Carried, render
 from paceline_operator.written import Written
 

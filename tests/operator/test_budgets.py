@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paceline_crds.service import InferenceService
+from paceline_operator.actions import ApplyBudget, Delete, Phase
 from paceline_operator.budgets import budgets
 from paceline_operator.children import budget, budget_name
 from paceline_operator.gather import ownership
 from paceline_operator.observed import BudgetView, Observed, Ownership
-from paceline_operator.plan import ApplyBudget, Delete, Phase
 from paceline_operator.render import Carried, Desired, render
 
 SEEN = Observed("demo", "chat", "uid", 1)

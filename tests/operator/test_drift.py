@@ -15,6 +15,7 @@ from paceline_crds.conditions import Reason
 from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
 from paceline_crds.service import InferenceService, ObjectMeta
 from paceline_operator import children
+from paceline_operator.actions import ApplyDeployment, Delete, child_name
 from paceline_operator.apply import overlay
 from paceline_operator.drift.compare import Drift, Item, Report, World, compare
 from paceline_operator.drift.fields import differences
@@ -23,7 +24,6 @@ from paceline_operator.drift.verdict import drift_status, in_sync
 from paceline_operator.drift.world import world_of
 from paceline_operator.gather import gather
 from paceline_operator.observed import Entry, Observed, Ownership, RevisionView, Traffic
-from paceline_operator.plan import ApplyDeployment, Delete, child_name
 from paceline_operator.render import Carried, Desired, render
 
 UID = "service-uid"

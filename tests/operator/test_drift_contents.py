@@ -10,10 +10,10 @@ import pytest
 from paceline_crds.service import InferenceService
 from paceline_kube import CONFIGMAPS, INFERENCESERVICES, PODS, ApiError, JsonObject
 from paceline_operator import children
+from paceline_operator.actions import child_name
 from paceline_operator.drift.compare import Drift, World, compare
 from paceline_operator.drift.contents import Contents, config_maps_of, written_at
 from paceline_operator.observed import Observed
-from paceline_operator.plan import child_name
 from paceline_operator.render import Carried, render
 
 KEY = ("demo", "chat")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from planned_world import World, spec
 
 from paceline_crds.service import InferenceService
-from paceline_operator.observed import Ownership, Traffic
-from paceline_operator.plan import (
+from paceline_operator.actions import (
     Action,
     ApplyConfigMap,
     ApplyDeployment,
@@ -24,6 +23,7 @@ from paceline_operator.plan import (
     Phase,
     child_name,
 )
+from paceline_operator.observed import Ownership, Traffic
 from paceline_operator.render import Desired, carried_from, pinned, render
 
 ACTORS = ("operator", "deployments", "node", "drain", "router", "clock")

@@ -9,9 +9,9 @@ import pytest
 
 from paceline_crds.service import InferenceService
 from paceline_operator import children
+from paceline_operator.actions import child_name
 from paceline_operator.gather import RevisionReader, gather
 from paceline_operator.observed import Entry, Observed, Ownership, Traffic
-from paceline_operator.plan import child_name
 from paceline_operator.render import Carried, render
 
 SERVICE = {

@@ -9,21 +9,14 @@ from dataclasses import replace
 import pytest
 from planned_world import LIMITS, World, settled, spec
 
+from paceline_operator.actions import ApplyConfigMap, ApplyDeployment, CreateRevision, Phase, Plan
 from paceline_operator.observed import (
     Entry,
     Ownership,
     RouterView,
     Traffic,
 )
-from paceline_operator.plan import (
-    ApplyConfigMap,
-    ApplyDeployment,
-    CreateRevision,
-    Phase,
-    Plan,
-    asks_routers,
-    plan,
-)
+from paceline_operator.plan import asks_routers, plan
 
 
 def test_the_first_revision_gets_the_traffic_at_once() -> None:

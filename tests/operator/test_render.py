@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from paceline_crds.revision import HASH_VERSION, InferenceRevision, InferenceRevisionSpec
 from paceline_crds.runtime_config import ADDED_LATER, RuntimeConfig, RuntimeParameters
 from paceline_crds.service import InferenceService, ObjectMeta
+from paceline_operator.actions import child_name
 from paceline_operator.children import config_map, deployment
 from paceline_operator.defaults import TABLES, Defaults
 from paceline_operator.observed import Observed
-from paceline_operator.plan import child_name
 from paceline_operator.render import Carried, Desired, InvalidSpec, carried_from, render
 
 IMAGE = "paceline.io/runtime:0.1.0"

@@ -11,9 +11,9 @@ import pytest
 from paceline_crds.conditions import ConditionType, Reason
 from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
 from paceline_crds.service import InferenceService, ObjectMeta, RolloutStrategy
+from paceline_operator.actions import child_name
 from paceline_operator.failures import Problem
 from paceline_operator.observed import DeploymentView, Entry, Observed, Ownership, PodView, RevisionView, Traffic
-from paceline_operator.plan import child_name
 from paceline_operator.render import Carried, Desired, pinned, render
 from paceline_operator.situation import Situation
 from paceline_operator.status import judge, status_of

@@ -11,6 +11,15 @@ from typing import Any
 from paceline_crds.conditions import Reason
 from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
 from paceline_crds.service import InferenceService, ObjectMeta
+from paceline_operator.actions import (
+    ApplyConfigMap,
+    ApplyDeployment,
+    CreateRevision,
+    Delete,
+    MoveTraffic,
+    Phase,
+    Plan,
+)
 from paceline_operator.failures import Problem
 from paceline_operator.observed import (
     ConfigMapView,
@@ -22,18 +31,7 @@ from paceline_operator.observed import (
     RouterView,
     Traffic,
 )
-from paceline_operator.plan import (
-    ApplyConfigMap,
-    ApplyDeployment,
-    CreateRevision,
-    Delete,
-    Limits,
-    MoveTraffic,
-    Phase,
-    Plan,
-    asks_routers,
-    plan,
-)
+from paceline_operator.plan import Limits, asks_routers, plan
 from paceline_operator.render import Desired, carried_from, render
 
 LIMITS = Limits(router_ack_timeout=60.0)

@@ -19,7 +19,7 @@ from paceline_crds.revision import RevisionPool
 from paceline_crds.runtime_config import Origin
 from paceline_kube import JsonObject
 from paceline_kube.pods import is_ready
-from paceline_operator.plan import child_name
+from paceline_operator.actions import child_name
 from paceline_operator.template import with_hash
 
 from .contents import config_maps_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline_operator.actions import ApplyDeployment, Delete, child_name
 from paceline_operator.observed import DeploymentView, Observed
-from paceline_operator.plan import ApplyDeployment, Delete, child_name
 
 from .compare import Drift
 
