@@ -28,6 +28,7 @@ from .queue import WorkQueue
 from .reconcile import Reconciler
 from .settings import Settings
 from .workers import work
+from .written import version_of
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Operator:
             host = f"[{options.bind_host}]" if ":" in options.bind_host else options.bind_host
             endpoint = f"http://{host}:{options.health_port}/healthz"
         self.front = Front(
-            Door(self.queue.add, reader.credentials, self.health),
+            Door(self._knock, reader.credentials, self.health),
             namespaces=options.namespaces,
             liveness_endpoint=endpoint,
             on_restart=self.metrics.front_restarts.inc,
@@ -181,6 +182,12 @@ class Operator:
                 for name, group in ages.items()
             },
         }
+
+    def _knock(self, key: Key, version: str) -> None:
+        """Kopf watches services too. What our own informer has shown already is no news."""
+        cached = self.watching.caches.services.get(*key)
+        if cached is None or not version.isdigit() or int(version) > version_of(cached):
+            self.queue.add(key)
 
     async def _lead(self) -> None:
         """Let the workers work while the lease is ours and the caches are filled."""

@@ -1,4 +1,4 @@
-"""Kopf as the front door: its handlers put keys into the queue and answer the probe, and do nothing else.
+"""Kopf as the front door: its handlers tell which service has changed and answer the probe, and do nothing else.
 
 No handler here makes Kopf write to an object: no finalizer, no annotation, no status. Kopf lives in a thread and event
 loop of its own, since it cancels every task of its loop when it ends, and it ends on some watch errors. Then it is
@@ -34,12 +34,12 @@ class Door:
     """What the front knows of the rest. All three run in the loop that called `Front.run`, never in Kopf's.
 
     Attributes:
-        enqueue: note that a service needs work.
+        knock: a service, and the resourceVersion that Kopf was told of.
         credentials: how to reach the API server, asked again when Kopf's have expired.
         health: what the probe answers with; raises when this process should be restarted.
     """
 
-    enqueue: Callable[[Key], None]
+    knock: Callable[[Key, str], None]
     credentials: Callable[[], Awaitable[Credentials]]
     health: Callable[[], Awaitable[dict[str, Any]]]
 
@@ -134,9 +134,10 @@ def registry_for(door: Door, main: asyncio.AbstractEventLoop) -> kopf.OperatorRe
             return await ask(door.health)
 
     @kopf.on.event(INFERENCESERVICES.group, INFERENCESERVICES.version, INFERENCESERVICES.plural, registry=registry)
-    async def service_event(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def service_event(namespace: str | None, name: str | None, body: kopf.Body, **_: Any) -> None:
         if namespace and name:
-            main.call_soon_threadsafe(door.enqueue, (namespace, name))
+            version = str(body.metadata.get("resourceVersion") or "")
+            main.call_soon_threadsafe(door.knock, (namespace, name), version)
 
     return registry
 

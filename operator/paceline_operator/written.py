@@ -47,7 +47,7 @@ class Written:
         write = self._writes.get(service, {}).get((resource, key_of(obj)))
         if write is None or write.deleted or uid_of(write.object) != uid_of(obj):
             return False
-        return _version(obj) <= _version(write.object)
+        return version_of(obj) <= version_of(write.object)
 
     def gone(self, service: Key, resource: Resource, obj: JsonObject) -> None:
         """An informer has seen the object deleted: what was written to it counts no more."""
@@ -85,10 +85,10 @@ class Written:
 def _caught_up(seen: JsonObject | None, write: _Write) -> bool:
     if write.deleted:
         return seen is None or uid_of(seen) != uid_of(write.object)
-    return seen is not None and _version(seen) >= _version(write.object)
+    return seen is not None and version_of(seen) >= version_of(write.object)
 
 
-def _version(obj: JsonObject) -> int:
-    """Resource versions of one kind are ordered numbers (KEP-5504)."""
+def version_of(obj: JsonObject) -> int:
+    """Resource versions of one kind are ordered numbers (KEP-5504); -1 where there is none."""
     version = str(obj["metadata"].get("resourceVersion") or "")
     return int(version) if version.isdigit() else -1

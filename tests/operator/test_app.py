@@ -321,3 +321,15 @@ def test_a_write_that_may_outlast_a_lost_lease_is_refused(unused_tcp_port_factor
 
     with pytest.raises(ValueError, match="a write may take 4 s, but a lease that is lost only leaves 3 s"):
         asyncio.run(make())
+
+
+async def test_what_kopf_tells_counts_where_our_own_informer_has_not_shown_it(
+    server: FakeApiServer, unused_tcp_port_factory: Ports
+) -> None:
+    operator = build(server, unused_tcp_port_factory)
+    operator.watching.caches.services.put({"metadata": {"name": "chat", "namespace": "demo", "resourceVersion": "7"}})
+    for version, depth in (("6", 0), ("7", 0), ("8", 1)):
+        operator._knock(("demo", "chat"), version)
+        assert operator.queue.depth() == depth
+    operator._knock(("demo", "unknown"), "5")
+    assert operator.queue.depth() == 2

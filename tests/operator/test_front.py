@@ -29,9 +29,10 @@ class House:
         self.restarts = 0
 
     def door(self) -> Door:
-        return Door(self.enqueue, self.client.credentials, self.health)
+        return Door(self.knock, self.client.credentials, self.health)
 
-    def enqueue(self, key: Key) -> None:
+    def knock(self, key: Key, version: str) -> None:
+        assert version.isdigit()
         self.threads.add(threading.current_thread().name)
         self.keys.append(key)
 
@@ -150,7 +151,7 @@ async def test_a_missing_api_server_does_not_end_the_front(unused_tcp_port: int)
     async def health() -> dict[str, Any]:
         return {}
 
-    front = Front(Door(lambda key: None, credentials, health))
+    front = Front(Door(lambda key, version: None, credentials, health))
     task = asyncio.create_task(front.run())
     await asyncio.sleep(1)
     assert not task.done()
@@ -192,7 +193,7 @@ async def test_on_a_real_api_server_an_event_reaches_the_queue(cluster: Any, mak
 
     async with connect(cluster.kubeconfig) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "front"}})
-        front = Front(Door(keys.append, client.credentials, health), namespaces=["front"])
+        front = Front(Door(lambda key, version: keys.append(key), client.credentials, health), namespaces=["front"])
         task = asyncio.create_task(front.run())
         body = make_service()
         body["metadata"]["namespace"] = "front"
