@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from operator_world import World, cluster, make_service, world
 from typer.testing import CliRunner
 
 from paceline_cli.main import build
 from paceline_kube.testing import FakeApiServer
 
-_HARNESS = Path(__file__).parents[1] / "operator" / "conftest.py"
-_SPEC = importlib.util.spec_from_file_location("operator_harness", _HARNESS)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-_harness = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = _harness
-_SPEC.loader.exec_module(_harness)
-# The operator on a real API server, as its own tests have it.
-cluster, world, make_service = _harness.cluster, _harness.world, _harness.make_service
+__all__ = ["cluster", "make_service", "world"]
 
 Command = Callable[..., Awaitable[Result]]
 
@@ -76,7 +67,7 @@ def paceline(kubeconfig: Path) -> Command:
 
 
 @pytest.fixture
-def real(world: Any) -> Command:
+def real(world: World) -> Command:
     """Commands against the real API server, in the namespace of the test."""
 
     async def call(*arguments: str) -> Result:
