@@ -63,7 +63,8 @@ class Renderer:
         )
         known = self._known.get(observed.uid)
         if known is None or known[0] != inputs:
-            known = inputs, self._render(service, own, inputs.start_ups)
+            stays = known is not None and _only_stored(known[0], known[1], inputs)
+            known = inputs, known[1] if known and stays else self._render(service, own, inputs.start_ups)
             self._known[observed.uid] = known
             if len(self._known) > self._limit:
                 self._known.popitem(last=False)
@@ -89,6 +90,14 @@ class Renderer:
             return InvalidSpec(_words(exc))
         except InvalidSpec as exc:
             return type(exc)(str(exc))
+
+
+def _only_stored(before: _Inputs, outcome: Desired | InvalidSpec, now: _Inputs) -> bool:
+    """Whether nothing has happened but that what was rendered was stored: it renders to itself again."""
+    if isinstance(outcome, InvalidSpec) or replace(now, revisions=before.revisions) != before:
+        return False
+    new = set(now.revisions).difference(before.revisions)
+    return len(now.revisions) == len(before.revisions) + 1 and [name for name, *_ in new] == [outcome.revision]
 
 
 def _ordered(name: str, own: list[RevisionView]) -> InferenceRevision:
