@@ -8,10 +8,10 @@ RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE,)
 PYTEST := $(BIN)/python -m pytest $(RERUNS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo demo-down test test-fast e2e lint format crds bench soak
+.PHONY: help install lock demo demo-down test test-fast test-router-compiled e2e lint format crds router-compiled bench soak
 
 help: ## this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-21s %s\n", $$1, $$2}'
 
 $(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
 	@echo "==> installing Python dependencies into $(VENV) (several GB the first time: torch)"
@@ -58,6 +58,12 @@ built: $(STAMP)
 
 test: built ## units, integration and the short end-to-end test
 	$(PYTEST) -m "not long" --durations=15
+
+router-compiled: $(STAMP) ## the router's hot path as machine code, in build/router (needs a C compiler)
+	$(BIN)/python router/compile.py build/router
+
+test-router-compiled: router-compiled ## the router's tests on that build
+	PYTHONPATH=build/router PACELINE_ROUTER_BUILD=compiled $(PYTEST) -m "not cluster and not model and not long" tests/router
 
 e2e: built ## the long end-to-end chain on a real API server
 	$(PYTEST) -m "long" --durations=15 e2e

@@ -1,59 +1,46 @@
-"""Compiles the router's hot path with mypyc: the same source, half the CPU time of a request.
+"""Compiles the router's hot path with mypyc: the same source at about half the CPU time.
 
-    .venv/bin/python router/compile.py OUT        # a minute and a half; needs a C compiler
-    PYTHONPATH=OUT .venv/bin/paceline route ...
+    python router/compile.py OUT        # two or three minutes of one core; needs a C compiler and the extra `dev`
+    PYTHONPATH=OUT python -m paceline_router --version
 
-`OUT/paceline_router` is a copy of the package in which the modules of `COMPILED` are shared libraries. It is for images
-and benchmarks: tests and development use the source, of which nothing depends on having been compiled. Classes that
-derive from a compiled one have to be compiled too, so the list has all of a family or none.
+`OUT/paceline_router` is a copy of the package in which the modules of `HOT` are shared libraries for this Python
+and machine, and wins over the installed package where OUT is on PYTHONPATH. Nothing depends on it: development and most
+tests run the source, images and benchmarks the compiled build (docs/decisions/compiled-router.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGE: Final = ROOT / "router" / "paceline_router"
 
-COMPILED = (
-    "choice/chooser.py",
-    "choice/load.py",
-    "epp/carried.py",
-    "flow/admission.py",
-    "flow/answering.py",
-    "flow/backend.py",
-    "flow/dataplane.py",
-    "flow/exchange.py",
-    "flow/living.py",
-    "flow/record.py",
-    "flow/retries.py",
-    "flow/versions.py",
-    "flow/waiting.py",
-    "report/cells.py",
-    "report/histogram.py",
-    "report/objectives.py",
-    "report/observer.py",
-    "report/timing.py",
-    "shape/classes.py",
-    "shape/histogram.py",
-    "shape/output_length.py",
-    "shape/prompt_length.py",
-    "shape/shaper.py",
-    "tenancy/gate.py",
-    "tenancy/tenants.py",
-    "wire/chunks.py",
-    "wire/client.py",
-    "wire/request_head.py",
-    "wire/response_head.py",
-    "wire/upstream.py",
-    "wire/usage.py",
-)
+STAMP: Final = "source.sha256"
+"""In OUT: from which source it was made."""
 
-SETTINGS = f"""[mypy]
+HOT: Final = {
+    "choice": "chooser decision load picker ring seats terms",
+    "epp": "carried",
+    "flow": "admission answering backend causes dataplane exchange health holding living loads places record reply "
+    "retries versions waiting watching",
+    "report": "cells histogram labels objectives observer service timing",
+    "shape": "calibration classes histogram interference output_length prompt_length shaper",
+    "table": "pools routes",
+    "tenancy": "buckets gate tenant tenants",
+    "wire": "chunks client heads request_head requests response_head syntax upstream usage",
+}
+"""Modules by room: what each request passes through, and nothing else. A class and those that derive from it go
+together, all or none.
+"""
+
+SETTINGS: Final = f"""[mypy]
 mypy_path = {{out}}:{ROOT / "crds"}:{ROOT / "kube"}
 ignore_missing_imports = True
 follow_imports = silent
@@ -61,36 +48,61 @@ plugins = pydantic.mypy
 """
 
 
+def source_hash() -> str:
+    """Of all that goes into the build: the package's files by name, and this one."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def is_current(out: Path) -> bool:
+    """Whether `out` has the build of the source as it is now."""
+    stamp = out / STAMP
+    return stamp.is_file() and stamp.read_text() == source_hash()
+
+
 def build(out: Path) -> None:
-    """Make the compiled package in `out`.
+    """Make the compiled package in `out`; what was there of an earlier one goes.
 
     Raises:
-        subprocess.CalledProcessError: mypyc or the C compiler failed; what it said is on standard error.
+        subprocess.CalledProcessError: mypyc or the C compiler failed; what they said is on standard error.
     """
-    package = out / "paceline_router"
-    shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(ROOT / "router" / "paceline_router", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(out, ignore_errors=True)
+    package = out / PACKAGE.name
+    made_from = source_hash()
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     settings = out / "mypyc.ini"
     settings.write_text(SETTINGS.format(out=out))
-    files = [str(Path("paceline_router", name)) for name in COMPILED]
+    modules = [f"{PACKAGE.name}/{room}/{name}.py" for room, names in HOT.items() for name in names.split()]
     subprocess.run(
-        [sys.executable, "-m", "mypyc", "--config-file", str(settings), *files],
+        [sys.executable, "-m", "mypyc", "--config-file", settings.name, *modules],
         cwd=out,
-        env={**os.environ, "MYPYPATH": str(out)},
+        env={"MYPYC_DEBUG_LEVEL": "0", **os.environ, "MYPYPATH": str(out)},
         check=True,
-        stdout=subprocess.DEVNULL,
+        stdout=sys.stderr,
     )
-    shutil.rmtree(out / "build", ignore_errors=True)
+    for leftover in ("build", ".mypy_cache"):
+        shutil.rmtree(out / leftover, ignore_errors=True)
+    settings.unlink()
+    (out / STAMP).write_text(made_from)
 
 
 def main() -> None:
-    """The command line."""
+    """The command line. Exit codes: 0 built or current, 2 no compiler."""
     parser = argparse.ArgumentParser(description="Compile the router's hot path.")
-    parser.add_argument("out", type=Path, help="folder for the compiled package")
+    parser.add_argument("out", type=Path, help="folder of its own for the compiled package; replaced")
     out = parser.parse_args().out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    if is_current(out):
+        print(f"{out} has the compiled router of this source already")
+        return
+    if out.exists() and not (out / PACKAGE.name).is_dir():
+        parser.error(f"{out} is there and is no such build; name a folder that may be replaced")
+    compiler = os.environ.get("CC") or "cc"
+    if shutil.which(compiler) is None:
+        parser.error(f"there is no C compiler ({compiler}): install gcc, or run the router as it is, which needs none")
     build(out)
-    print(f"compiled; use it with PYTHONPATH={out}")
+    print(f"compiled the router; use it with PYTHONPATH={out}")
 
 
 if __name__ == "__main__":

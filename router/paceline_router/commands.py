@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline_crds import names
+from paceline_router import build
 from paceline_router.explain_command import explain
 from paceline_router.settings import Settings
 
@@ -26,6 +27,13 @@ EXIT_WRONG_USE = 2
 EXIT_UNREACHABLE = 4
 
 DEFAULTS = Settings()
+
+
+def show_version(wanted: bool) -> None:
+    """Print which router this is, and end."""
+    if wanted:
+        typer.echo(build.words())
+        raise typer.Exit
 
 
 def route(
@@ -85,6 +93,10 @@ def route(
     log_level: Annotated[
         str, typer.Option(envvar="PACELINE_LOG_LEVEL", help="debug, info, warning or error.")
     ] = "info",
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Say which version and build this is."),
+    ] = False,
 ) -> None:
     """Send requests to the replicas of the services they name.
 

@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline_router.build import words
 from paceline_router.choice import native
 from paceline_router.epp.start import PickerOptions, start_picker
 from paceline_router.flow.dataplane import DataPlane
@@ -105,7 +106,7 @@ async def serve(
         # To the very end, since what takes its time there is no reason to be taken for dead.
         beating = None if heartbeat is None else loop.create_task(beat(lambda: plane.ready, heartbeat))
         port = server.sockets[0].getsockname()[1]
-        log.info("router on http://%s:%d, admin on port %d", listen.host, port, admin.port)
+        log.info("%s on http://%s:%d, admin on port %d", words(), listen.host, port, admin.port)
         print(f"paceline router ready on http://{listen.host}:{port} (admin port {admin.port})", flush=True)
         if ready is not None:
             ready.set()

@@ -298,6 +298,12 @@ ROUTER_PROCESS_RESTARTS = _metric(
     ("reason",),
     unit="processes",
 )
+ROUTER_BUILD = _metric(
+    "paceline_router_build_info",
+    "gauge",
+    "Which router this is; always 1. The build is source, or compiled where the hot path is.",
+    ("version", "build"),
+)
 ROUTER_SERVICES = _metric("paceline_router_services", "gauge", "Services in the table.", unit="services")
 ROUTER_TABLE_SYNCED = _metric("paceline_router_table_synced", "gauge", "1 once the table has been read in full.")
 ROUTER_TABLE_AGE = _metric(

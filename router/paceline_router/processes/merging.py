@@ -10,8 +10,8 @@ from paceline_crds import metrics as catalogue
 from paceline_router.shape.split_condition import condition_of
 
 _LEAST = frozenset([catalogue.ROUTER_TABLE_SYNCED.name, catalogue.ROUTER_AVAILABLE.name])
-_SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.name])
-"""Each process has the same table."""
+_SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.name, catalogue.ROUTER_BUILD.name])
+"""Each process has the same table, and is the same."""
 
 
 @dataclass

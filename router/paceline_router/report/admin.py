@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from paceline_crds import metrics as catalogue
 from paceline_crds.errors import SERVER_ERROR, error_body
+from paceline_router.build import build, version
 from paceline_router.choice.decision import CODES
 from paceline_router.choice.policies import ChoicePolicy
 from paceline_router.flow.backend import Backend
@@ -137,6 +138,7 @@ def _samples(plane: DataPlane, source: Source) -> Iterator[Sample]:
         labels = service_labels(demand.service)
         yield sample(catalogue.ROUTER_HELD, labels, value=demand.held)
         yield sample(catalogue.ROUTER_OLDEST_WAIT, labels, value=demand.oldest_wait_ms / 1000.0)
+    yield sample(catalogue.ROUTER_BUILD, (), version(), build(), value=1)
     yield sample(catalogue.ROUTER_SERVICES, (), value=len(table.services))
     yield sample(catalogue.ROUTER_TABLE_SYNCED, (), value=int(plane.synced))
     for reason in RESTARTS:
