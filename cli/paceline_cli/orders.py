@@ -69,7 +69,8 @@ async def upgrade(client: KubeClient, obj: JsonObject, order: Order) -> JsonObje
     Raises:
         Stop: somebody else owns the annotation.
     """
-    text = json.dumps({"at": order.at, "image": order.image, "hashVersion": order.hash_version})
+    said = {"at": order.at, "image": order.image, "hashVersion": order.hash_version}
+    text = json.dumps({**said, "why": order.why} if order.why else said)
     wanted = {"metadata": {"annotations": {ANNOTATION_UPGRADE: text}}}
     return await _apply(client, obj, merged(owned_by(obj, FIELD_MANAGER_CLI), wanted), wanted)
 

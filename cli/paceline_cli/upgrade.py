@@ -48,6 +48,7 @@ def upgrade(
         bool, typer.Option("--all", help="All services of the namespace, one after another.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why; `paceline history` shows it.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the new revision serves.")] = False,
     timeout: TimeoutOption = 600.0,
     namespace: NamespaceOption = None,
@@ -64,7 +65,7 @@ def upgrade(
 
       paceline upgrade chat --dry-run
 
-      paceline upgrade chat --wait
+      paceline upgrade chat --wait --reason "fix of the tokeniser"
 
       paceline upgrade --all -n demo --wait
     """
@@ -75,7 +76,7 @@ def upgrade(
         done = []
         for obj in await services(client, chosen, name):
             try:
-                found = await _one(client, obj, dry_run, wait, timeout)
+                found = await _one(client, obj, reason, dry_run, wait, timeout)
             except Stop as stop:
                 found = {"service": name_of(obj), "state": "refused", "words": str(stop)}
             if output is Output.TABLE:
@@ -90,7 +91,9 @@ def upgrade(
     run(work, Where(namespace, kubeconfig, context))
 
 
-async def _one(client: KubeClient, obj: JsonObject, dry_run: bool, wait: bool, timeout: float) -> dict[str, Any]:
+async def _one(
+    client: KubeClient, obj: JsonObject, reason: str | None, dry_run: bool, wait: bool, timeout: float
+) -> dict[str, Any]:
     offered = status_of(obj).get("upgrade")
     found: dict[str, Any] = {"service": name_of(obj), "state": "asAsked", "words": "nothing to take over"}
     if not offered:
@@ -104,7 +107,10 @@ async def _one(client: KubeClient, obj: JsonObject, dry_run: bool, wait: bool, t
         raise Stop("spec.suspend is true, so nothing would be done: set it to false first")
     kept = await kept_of(client, obj)
     asked = Order(
-        at=await _moment(kept, dry_run), image=str(offered["image"]), hash_version=int(offered["hashVersion"])
+        at=await _moment(kept, dry_run),
+        image=str(offered["image"]),
+        hash_version=int(offered["hashVersion"]),
+        why=reason or "",
     )
     changed = preview(obj, kept, asked)
     what = changed if isinstance(changed, str) else words_of(changed, len({change.pool for change in changed}))

@@ -19,6 +19,7 @@ from paceline_crds.names import ENV_BIND_HOST, OPERATOR_HEALTH_PORT, OPERATOR_ME
 from paceline_kube import connect, own_namespace
 
 from .app import WRITE_TIMEOUT, Operator, Options
+from .room import NO_ROOM_SECONDS
 from .settings import Settings
 
 app = typer.Typer(add_completion=False)
@@ -55,6 +56,14 @@ def main(
     ] = "0.0.0.0",
     health_port: Annotated[int, typer.Option(help="Port of /healthz.")] = OPERATOR_HEALTH_PORT,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = OPERATOR_METRICS_PORT,
+    no_room_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="PACELINE_NO_ROOM_SECONDS",
+            min=0.0,
+            help="How long a new revision may find no place, before replicas of the old one go one by one.",
+        ),
+    ] = NO_ROOM_SECONDS,
     log_level: Annotated[
         str, typer.Option(envvar="PACELINE_LOG_LEVEL", help="DEBUG, INFO, WARNING or ERROR.")
     ] = "INFO",
@@ -84,7 +93,9 @@ def main(
         health_port=health_port,
         metrics_port=metrics_port,
     )
-    settings = Settings(runtime_image=runtime_image, namespace=home, router_url=public_url)
+    settings = Settings(
+        runtime_image=runtime_image, namespace=home, router_url=public_url, no_room_seconds=no_room_seconds
+    )
     try:
         uvloop.run(_run(kubeconfig, settings, options))
     except FileNotFoundError as exc:

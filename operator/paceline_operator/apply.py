@@ -109,7 +109,8 @@ class Applier:
 
     async def _create_revision(self, action: CreateRevision) -> None:
         await self._must_be_alive()
-        annotations = None if action.adopt else provenance(self._live_metadata)
+        own = (r.created for r in self._observed.revisions if r.owner is not Ownership.FOREIGN)
+        annotations = None if action.adopt else provenance(self._live_metadata, max(own, default=""))
         body = children.revision(self._observed, self._desired, annotations)
         await self._make(INFERENCEREVISIONS, body)
         if not action.adopt:

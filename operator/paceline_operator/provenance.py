@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline_crds.names import ANNOTATION_ASKED_BY, ANNOTATION_CHANGE_CAUSE, FIELD_MANAGER_OPERATOR
+from paceline_crds.names import ANNOTATION_ASKED_BY, ANNOTATION_CHANGE_CAUSE, ANNOTATION_UPGRADE, FIELD_MANAGER_OPERATOR
+
+from .render import InvalidSpec
+from .upgrades import read_order
 
 CAUSE_CHARACTERS = 1024
 
 
-def provenance(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Annotations for a revision that a service with this metadata makes: its last writer and the stated cause."""
+def provenance(metadata: Mapping[str, Any], newest: str = "") -> dict[str, str]:
+    """Annotations for a revision that a service with this metadata makes: who asked for it, and the stated cause.
+
+    Args:
+        newest: when the newest revision so far was made, RFC 3339; an upgrade that was ordered after it is what makes
+            this one.
+    """
     found: dict[str, str] = {}
-    if by := asked_by(metadata):
+    annotations = metadata.get("annotations") or {}
+    try:
+        order = read_order(annotations)
+    except InvalidSpec:
+        order = None
+    ordered = order is not None and order.holds(newest)
+    if by := upgraded_by(metadata) if ordered else asked_by(metadata):
         found[ANNOTATION_ASKED_BY] = by
-    if cause := (metadata.get("annotations") or {}).get(ANNOTATION_CHANGE_CAUSE):
+    if cause := order.why if ordered and order is not None else annotations.get(ANNOTATION_CHANGE_CAUSE):
         found[ANNOTATION_CHANGE_CAUSE] = str(cause)[:CAUSE_CHARACTERS]
     return found
 
@@ -31,3 +45,12 @@ def asked_by(metadata: Mapping[str, Any]) -> str:
     ]
     last = max(writers, key=lambda entry: str(entry.get("time") or ""), default=None)
     return str(last.get("manager") or "") if last is not None else ""
+
+
+def upgraded_by(metadata: Mapping[str, Any]) -> str:
+    """The field manager that ordered the upgrade; empty where the metadata does not say."""
+    for entry in metadata.get("managedFields") or ():
+        written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+        if f"f:{ANNOTATION_UPGRADE}" in (written.get("f:annotations") or {}):
+            return str(entry.get("manager") or "")
+    return ""

@@ -26,11 +26,17 @@ class Order:
 
     Attributes:
         at: when, RFC 3339 in UTC with whole seconds, as `creationTimestamp` has it.
+        why: the reason that was given; empty: none.
     """
 
     at: str
     image: str
     hash_version: int
+    why: str = ""
+
+    def holds(self, newest: str) -> bool:
+        """Until a revision is made after it. `newest` is when the newest one was made, empty where there is none."""
+        return newest < self.at
 
 
 def read_order(annotations: Mapping[str, str]) -> Order | None:
@@ -44,8 +50,8 @@ def read_order(annotations: Mapping[str, str]) -> Order | None:
         return None
     try:
         raw = json.loads(text)
-        order = Order(str(raw["at"]), str(raw["image"]), int(raw["hashVersion"]))
-    except (ValueError, KeyError, TypeError) as exc:
+        order = Order(str(raw["at"]), str(raw["image"]), int(raw["hashVersion"]), str(raw.get("why") or ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InvalidSpec(f"the annotation {ANNOTATION_UPGRADE} cannot be read: run `paceline upgrade` again") from exc
     if order.hash_version not in TABLES:
         raise InvalidSpec(
@@ -56,11 +62,9 @@ def read_order(annotations: Mapping[str, str]) -> Order | None:
 
 
 def with_order(carried: Carried, order: Order | None, revisions: Sequence[InferenceRevision]) -> Carried:
-    """What to carry on, an order taken into account: it holds until a revision is made after it."""
-    if order is None:
-        return carried
+    """What to carry on, an order taken into account while it holds."""
     newest = max((r.metadata.creation_timestamp or "" for r in revisions), default="")
-    if newest >= order.at:
+    if order is None or not order.holds(newest):
         return carried
     ordered = sorted(revisions, key=lambda r: (r.metadata.creation_timestamp or "", r.metadata.name))
     # What was counted by these defaults already stays: an order that changes nothing must not be the door for more.

@@ -60,13 +60,14 @@ async def test_nothing_to_take_over_is_good(server: FakeApiServer, paceline: Any
 
 async def test_the_order_has_what_the_status_offers(server: FakeApiServer, paceline: Any, offered: Any) -> None:
     await offered()
-    done = await paceline("upgrade", "chat")
+    done = await paceline("upgrade", "chat", "--reason", "a fix")
     assert done.exit_code == 0, done.output
     assert "image paceline.io/runtime:1 → paceline.io/runtime:2" in done.stdout
     order = order_in(server)
     assert order is not None
     assert (order["image"], order["hashVersion"]) == ("paceline.io/runtime:2", 1)
     assert order["at"].endswith("Z")
+    assert order["why"] == "a fix"
 
 
 async def test_an_order_is_later_than_the_newest_revision_even_by_a_server_whose_clock_is_ahead(

@@ -62,7 +62,7 @@ def test_flags_and_environment_reach_the_operator(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(entry, "_run", run)
     result = call(
-        *("-n", "a", "-n", "b", "--workers", "7"),
+        *("-n", "a", "-n", "b", "--workers", "7", "--no-room-seconds", "60"),
         POD_NAME="op-1",
         POD_NAMESPACE="home",
         PACELINE_RUNTIME_IMAGE="paceline.io/runtime:1",
@@ -74,6 +74,7 @@ def test_flags_and_environment_reach_the_operator(monkeypatch: pytest.MonkeyPatc
     assert kubeconfig is None
     assert (settings.namespace, settings.runtime_image) == ("home", "paceline.io/runtime:1")
     assert settings.public_router_url == "http://router"
+    assert settings.no_room_seconds == 60.0
     assert (options.namespaces, options.workers, options.bind_host) == (("a", "b"), 7, "127.0.0.9")
     assert (options.health_port, options.metrics_port) == (8080, 9090)
     assert options.identity.startswith("op-1_")

@@ -97,3 +97,26 @@ def test_a_stated_cause_goes_with_the_revision_cut_to_a_bound() -> None:
     assert found[ANNOTATION_ASKED_BY] == "me"
     assert len(found[ANNOTATION_CHANGE_CAUSE]) == 1024
     assert provenance({}) == {}
+
+
+def test_a_revision_that_an_upgrade_makes_is_its_orderers_with_the_reason_given_there() -> None:
+    order = {"at": ORDER.at, "image": "r:2", "hashVersion": HASH_VERSION, "why": "a fix"}
+    annotation = {"f:annotations": {f"f:{ANNOTATION_UPGRADE}": {}}}
+    metadata = {
+        "annotations": {ANNOTATION_UPGRADE: json.dumps(order), ANNOTATION_CHANGE_CAUSE: "smaller batches"},
+        "managedFields": [
+            entry("kubectl", "2026-11-30T09:00:00Z"),
+            {"manager": "paceline-cli", "time": ORDER.at, "fieldsV1": {"f:metadata": annotation}},
+        ],
+    }
+    made_by_order = provenance(metadata, "2026-11-30T09:00:00Z")
+    assert (made_by_order[ANNOTATION_ASKED_BY], made_by_order[ANNOTATION_CHANGE_CAUSE]) == ("paceline-cli", "a fix")
+    later = provenance(metadata, ORDER.at)
+    assert (later[ANNOTATION_ASKED_BY], later[ANNOTATION_CHANGE_CAUSE]) == ("kubectl", "smaller batches")
+    silent = {
+        **metadata,
+        "annotations": {**metadata["annotations"], ANNOTATION_UPGRADE: json.dumps(order | {"why": ""})},
+    }
+    assert ANNOTATION_CHANGE_CAUSE not in provenance(silent, ""), (
+        "the cause of an earlier edit is none of the upgrade's"
+    )
