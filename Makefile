@@ -68,7 +68,7 @@ test-router-compiled: router-compiled ## the router's tests on that build
 e2e: built ## the long end-to-end chain on a real API server
 	$(PYTEST) -m "long" --durations=15 e2e
 
-bench: $(STAMP) ## engine, server, scheduler and router, side by side with the peers that are installed
+bench: router-compiled ## engine, server, scheduler and router, side by side with the peers that are installed
 	$(BIN)/python -m paceline_bench engine --out results/engine
 	$(BIN)/python -m paceline_bench scheduling --out results/scheduling
 	$(BIN)/python -m paceline_bench preemption --out results/preemption

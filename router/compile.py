@@ -89,10 +89,14 @@ def build(out: Path) -> None:
 
 
 def main() -> None:
-    """The command line. Exit codes: 0 built or current, 2 no compiler."""
+    """The command line. Exit codes: 0 built or current, 1 (`--check`) not current, 2 wrong use or no compiler."""
     parser = argparse.ArgumentParser(description="Compile the router's hot path.")
     parser.add_argument("out", type=Path, help="folder of its own for the compiled package; replaced")
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("--check", action="store_true", help="only say by the exit code whether it is current")
+    options = parser.parse_args()
+    out: Path = options.out.resolve()
+    if options.check:
+        sys.exit(not is_current(out))
     if is_current(out):
         print(f"{out} has the compiled router of this source already")
         return

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from paceline_bench.__main__ import app
 from paceline_bench.comparison import Case, Sample
 from paceline_bench.router import goals, native, timed
-from paceline_bench.router.systems import SYSTEMS
+from paceline_bench.router.systems import SYSTEMS, has_compiled
 from paceline_bench.router.works import UNIQUE, WORKS, Work, prompt, select, write_requests
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="the benchmark compiles its load generator with gcc")
@@ -47,11 +47,14 @@ def test_the_benchmark_writes_a_row_for_every_load_and_system_and_names_what_is_
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["schema"] == "paceline.results/v1"
     figures = {(row["work"], row["system"], row["metric"]): row for row in document["rows"]}
+    build = "compiled" if has_compiled() else "source"
+    assert f"paceline (plain): the {build} build" in result.stderr
     for work, metric in (("json", "cpu_us_per_request"), ("json", "requests_per_s"), ("sse", "cpu_us_per_chunk")):
         for system in ("paceline", "aiohttp", "c-relay"):
             row = figures[work, system, metric]
             assert row["value"] > 0
             assert {"connections", "body_bytes", "features"} <= set(row["params"])
+            assert row["params"].get("build") == (build if system == "paceline" else None)
     for work in ("json", "sse"):
         assert figures[work, "paceline", "added_ttft_ms_p99"]["unit"] == "ms"
     assert figures["json", "paceline", "cpu_us_per_request_ratio"]["params"]["goal"] == 1.9

@@ -84,9 +84,9 @@ def router(
         routers: list[Running] = []
         for system in chosen:
             if system.program() is None:
-                missing[system.name] = f"not installed: {system.hint}"
+                missing[system.name] = system.hint if system.ours else f"not installed: {system.hint}"
                 continue
-            several = processes if system.name == OURS else 1
+            several = processes if system.ours else 1
             try:
                 routers.append(stack.enter_context(started(system, backends, folder, programs, several)))
             except RuntimeError as exc:
@@ -95,6 +95,8 @@ def router(
             console.print(f"left out: {key}: {why}", style="yellow", markup=False, highlight=False)
         if not routers:
             raise typer.Exit(EXIT_NOT_KNOWN)
+        for system in (running.system for running in routers if running.system.ours):
+            console.print(f"{system.key}: the {system.params['build']} build", highlight=False)
         figures = measure(
             routers, wanted, terms, programs, backends, folder, lambda text: console.print(text, highlight=False)
         )
@@ -132,8 +134,8 @@ def _chosen(systems: str, features: str, peers: bool) -> list[System]:
         raise ValueError(f"no system is called {unknown[0]}; there are {', '.join(sorted(known))}")
     if unknown := [kind for kind in kinds if kind not in ("plain", ALL)]:
         raise ValueError(f"features are plain and all, not {unknown[0]!r}")
-    ours = [s for s in SYSTEMS.values() if s.name == OURS and s.features in kinds]
-    theirs = [s for s in SYSTEMS.values() if s.name != OURS and peers]
+    ours = [s for s in SYSTEMS.values() if s.ours and s.features in kinds]
+    theirs = [s for s in SYSTEMS.values() if not s.ours and peers]
     return [s for s in [*ours, *theirs] if not names or s.name in names]
 
 
@@ -145,7 +147,7 @@ def _has_processes() -> bool:
 def _say_unanswered(found: Sequence[Row], trouble: dict[str, str], console: Console) -> None:
     for row in found:
         if row.metric == "not_answered" and row.value:
-            what = {k: v for k, v in asdict(row)["params"].items() if k not in ("features", "sent")}
+            what = {k: v for k, v in asdict(row)["params"].items() if k not in ("features", "build", "sent")}
             key = next(k for k, s in SYSTEMS.items() if (s.name, s.features) == (row.system, row.params["features"]))
             console.print(
                 f"{key}: of {row.params['sent']:,} requests {row.value:,.0f} were not answered: {what}; "

@@ -90,7 +90,7 @@ def best(call: Callable[[], object]) -> float:
 def measured() -> dict[str, float]:
     """Microseconds by what was done."""
     plane, sink = Plane(), Sink()
-    client = ClientConnection(plane)  # type: ignore[arg-type]
+    client = ClientConnection(plane)
     client.connection_made(Nowhere())
     upstream = UpstreamConnection(sink)  # type: ignore[arg-type]
     upstream.connection_made(Nowhere())

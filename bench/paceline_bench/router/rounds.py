@@ -161,21 +161,22 @@ def rows(figures: Figures, terms: Terms) -> Iterator[Row]:
             system = SYSTEMS[key]
             for metric in samples[0].values:
                 values = [sample.values[metric] for sample in samples]
-                params = case.params | {"features": system.features, "min": min(values), "max": max(values)}
+                params = case.params | system.params | {"min": min(values), "max": max(values)}
                 params |= {"rounds": len(values), "identical_prompts": terms.identical}
                 yield Row(case.work, system.name, metric, case.median(key, metric), UNITS[metric], params)
     for work, case in figures.cases.items():
         metric = CHUNK if work.streamed else CPU
-        for ours in (key for key in case.samples if SYSTEMS[key].name == OURS):
+        for ours in (key for key in case.samples if SYSTEMS[key].ours):
             for peer in goals.PEERS_WITH_A_RATIO:
                 values = goals.ratios(case, ours, peer, metric)
                 if not values:
                     continue
-                params = case.params | {"features": SYSTEMS[ours].features, "peer": peer, "min": min(values)}
-                params |= {"max": max(values), "rounds": len(values), "goal": goals.goal_of(work, metric, peer)}
-                yield Row(case.work, OURS, f"{metric}_ratio", goals.middle(values), "ratio", params)
+                params = case.params | SYSTEMS[ours].params | {"peer": peer, "min": min(values)}
+                goal = goals.goal_of(work, metric, peer) if SYSTEMS[ours].name == OURS else None
+                params |= {"max": max(values), "rounds": len(values), "goal": goal}
+                yield Row(case.work, SYSTEMS[ours].name, f"{metric}_ratio", goals.middle(values), "ratio", params)
     for key, sent in figures.sent.items():
         system = SYSTEMS[key]
         bad = sum(figures.unanswered[key].values())
-        params = {"features": system.features, "sent": sent, **figures.unanswered[key]}
+        params = {**system.params, "sent": sent, **figures.unanswered[key]}
         yield Row("all", system.name, "not_answered", bad, "requests", params)

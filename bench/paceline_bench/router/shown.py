@@ -34,14 +34,14 @@ def costs(figures: Figures) -> Table:
                 f"{case.median(key, rate):,.0f}",
                 f"{case.median(key, 'latency_ms_p99'):.1f}",
                 *(_ratio(case, work, key, peer, metric) for peer in goals.PEERS_WITH_A_RATIO),
-                style="bold" if SYSTEMS[key].name == OURS else None,
+                style="bold" if SYSTEMS[key].ours else None,
             )
         table.add_section()
     return table
 
 
 def _ratio(case: Case, work: Work, key: str, peer: str, metric: str) -> str:
-    values = goals.ratios(case, key, peer, metric) if SYSTEMS[key].name == OURS else []
+    values = goals.ratios(case, key, peer, metric) if SYSTEMS[key].ours else []
     if not values:
         return ""
     ratio = f"{statistics.median(values):.2f}"

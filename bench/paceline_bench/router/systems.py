@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,13 @@ from .native import SOURCES, Programs, cores, pinned, until_open
 from .works import CHAT, Work, chat_body
 
 STOP_SECONDS = 3.0
+
+FROM_SOURCE = f"{OURS}-source"
+"""Our router without compiled modules, beside the compiled one."""
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPILED_AT = ROOT / "build" / "router"
+"""Where `make router-compiled` puts it."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +78,27 @@ class System:
     hint: str = ""
 
     @property
+    def ours(self) -> bool:
+        """Whether it is our router, whatever its build."""
+        return self.name in (OURS, FROM_SOURCE)
+
+    @property
     def key(self) -> str:
         """Name with the features where it is ours."""
-        return f"{self.name} ({self.features})" if self.name == OURS else self.name
+        return f"{self.name} ({self.features})" if self.ours else self.name
+
+    @property
+    def params(self) -> dict[str, str]:
+        """What its rows say of it."""
+        if not self.ours:
+            return {"features": self.features}
+        compiled = self.name == OURS and has_compiled()
+        return {"features": self.features, "build": "compiled" if compiled else "source"}
 
     def program(self) -> str | None:
         """The executable, `None` where there is none."""
+        if self.name == FROM_SOURCE and not has_compiled():
+            return None
         given = os.environ.get(self.variable) if self.variable else None
         if given:
             return given if shutil.which(given) else None
@@ -87,12 +111,23 @@ def paceline_command(config: Path, port: int, admin_port: int = 0) -> list[str]:
     return [*command, "--port", str(port), "--admin-port", str(admin_port), "--log-level", "warning"]
 
 
-def _paceline(kind: str) -> Callable[[Setting], list[str]]:
+@functools.cache
+def has_compiled() -> bool:
+    """Whether there is a compiled build of the router's source as it is now."""
+    script = ROOT / "router" / "compile.py"
+    if not script.is_file():
+        return False
+    return subprocess.run([sys.executable, str(script), "--check", str(COMPILED_AT)], check=False).returncode == 0
+
+
+def _paceline(kind: str, *, source: bool = False) -> Callable[[Setting], list[str]]:
     def command(s: Setting) -> list[str]:
         config = s.folder / f"routes-{kind}.json"
         features.write_routes(config, features.service(s.backends, kind))
         several = ["--processes", str(s.processes)] if s.processes > 1 else []
-        return [*paceline_command(config, s.port), "--shutdown-delay", "0", "--drain-timeout", "1", *several]
+        compiled = [] if source or not has_compiled() else ["env", f"PYTHONPATH={COMPILED_AT}"]
+        options = ["--shutdown-delay", "0", "--drain-timeout", "1", *several]
+        return [*compiled, *paceline_command(config, s.port), *options]
 
     return command
 
@@ -142,6 +177,10 @@ SYSTEMS: dict[str, System] = {
     for system in (
         System(OURS, features.PLAIN, _paceline(features.PLAIN)),
         System(OURS, features.ALL, _paceline(features.ALL)),
+        *(
+            System(FROM_SOURCE, kind, _paceline(kind, source=True), hint=f"`{OURS}` is that: make router-compiled")
+            for kind in (features.PLAIN, features.ALL)
+        ),
         System(
             "vllm-router",
             features.PLAIN,
