@@ -17,11 +17,13 @@ class ConditionType(enum.StrEnum):
     TRAFFIC_READY = "TrafficReady"
     REVISION_READY = "RevisionReady"
     PROGRESSING = "Progressing"
-    CONFIG_IN_SYNC = "ConfigInSync"
     UPGRADE_AVAILABLE = "UpgradeAvailable"
     """Only there while the operator brings a newer image or newer defaults than the service runs with."""
     MODEL_NAME_CONFLICT = "ModelNameConflict"
     """Only there while several services ask for one served name, and then on each of them."""
+    CONFIG_IN_SYNC = "ConfigInSync"
+    SPLIT_ADVISED = "SplitAdvised"
+    """Whether a request shape should have a pool of its own, as the routers see it; absent before they were asked."""
 
 
 class ConditionStatus(enum.StrEnum):
@@ -68,6 +70,9 @@ class Reason(enum.StrEnum):
     NOT_KNOWN = "NotKnown"
     NAME_KEPT = "NameKept"
     NAME_TAKEN = "NameTaken"
+    SHAPE_SLOWS_OTHERS = "ShapeSlowsOthers"
+    NO_CLEAR_EFFECT = "NoClearEffect"
+    NOT_ENOUGH_REQUESTS = "NotEnoughRequests"
 
 
 class Condition(Model):

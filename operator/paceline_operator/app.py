@@ -27,6 +27,7 @@ from .metrics import Metrics
 from .queue import WorkQueue
 from .reconcile import Reconciler
 from .settings import Settings
+from .splits import SplitKeeper
 from .workers import work
 from .written import version_of
 
@@ -110,8 +111,19 @@ class Operator:
             active=self.election.leading.is_set,
             config_map=lambda namespace, name: reader.get(CONFIGMAPS, name, namespace),
         )
+        self.splits = SplitKeeper(
+            pages=lambda: self.reconciler.split_pages(),
+            changed=self.queue.add,
+            active=self.election.leading.is_set,
+        )
         self.reconciler = Reconciler(
-            guarded, self.watching.caches, self.recorder, time.time, settings, drift_of=self.drift.of
+            guarded,
+            self.watching.caches,
+            self.recorder,
+            time.time,
+            settings,
+            drift_of=self.drift.of,
+            split_of=self.splits.of,
         )
         self.metrics = Metrics()
         self.metrics.observe(
@@ -154,6 +166,7 @@ class Operator:
             _spawn(self.recorder.run(), "events"),
             _spawn(self._resync(), "resync"),
             _spawn(self.drift.run(), "drift"),
+            _spawn(self.splits.run(), "splits"),
             _spawn(self._keep_front(), "front"),
         ]
         stopping = asyncio.create_task(stop.wait(), name="stop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +35,6 @@ from .apply import Applier, NameTaken, ServiceGone
 from .budgets import budgets
 from .drift.compare import Drift, World
 from .drift.repair import Repair, repair
-from .drift.verdict import with_last_look
 from .drift.world import world_of
 from .failures import Problem, refusal
 from .gather import RevisionReader, gather
@@ -50,9 +49,11 @@ from .served_names import Conflict as NameConflict
 from .served_names import conflict_of, served_name_indexes
 from .settings import Settings
 from .situation import Situation
+from .splits import SPLIT_PATH
 from .startups import StartUps, recorded
-from .status import status_of
+from .status import status_of, with_last_looks
 from .upgrades import available
+from .verdict import Verdict
 from .views import Views
 from .written import KEEP_SECONDS, Written
 
@@ -130,8 +131,14 @@ class Reconciler:
         clock: Callable[[], float],
         settings: Settings,
         drift_of: Callable[[Key], Drift | None] = lambda _: None,
+        split_of: Callable[[Key], Verdict | None] = lambda _: None,
     ) -> None:
-        """`clock` gives seconds since the epoch; `drift_of` what the last look at a service's configuration found."""
+        """
+        Args:
+            clock: seconds since the epoch.
+            drift_of: what the last look at a service's configuration found.
+            split_of: what the routers advise of its pools.
+        """
         self._client = client
         self._caches = caches
         self._recorder = recorder
@@ -145,6 +152,7 @@ class Reconciler:
         self._render = Renderer(settings.runtime_image)
         self._uids: dict[Key, str] = {}
         self._drift_of = drift_of
+        self._split_of = split_of
         self._repaired: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
@@ -160,6 +168,10 @@ class Reconciler:
     async def close(self) -> None:
         """Close the connections to the routers."""
         await self._routers.close()
+
+    async def split_pages(self) -> list[Mapping[str, Any]]:
+        """What each ready router says of pools by shape, see `splits`."""
+        return await self._routers.pages(self._caches.routers.list(), SPLIT_PATH)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass.
@@ -358,13 +370,14 @@ class Reconciler:
         """
         old: dict[str, Any] = service.get("status") or {}
         conditions = old.get("conditions") or []
-        new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
-        if situation.drift is None:
-            new = with_last_look(new, old)
-        if new == old:
-            return None
         observed = situation.observed
         key = (observed.namespace, observed.name)
+        situation = replace(situation, split=self._split_of(key))
+        new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
+        if situation.drift is None or situation.split is None:
+            new = with_last_looks(new, old, situation)
+        if new == old:
+            return None
         patch = {
             # So a leader that was held up, and is none any more, overwrites nothing that was said since.
             "metadata": {"resourceVersion": service["metadata"]["resourceVersion"]},

@@ -23,6 +23,8 @@ ADMIN_SECRET = "paceline-router-admin"
 ADMIN_SECRET_KEY = "token"
 ROUTES_PATH = "/v1/paceline/routes"
 ASK_TIMEOUT = 2.0
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+"""Of one router: it is not there, or answers something else."""
 LABEL_COMPONENT = "app.kubernetes.io/component"
 COMPONENT_ROUTER = "router"
 ROUTER_SELECTOR = f"{LABEL_COMPONENT}={COMPONENT_ROUTER}"
@@ -116,16 +118,32 @@ class Routers:
         ready = sorted((pod for pod in pods if is_ready(pod)), key=lambda pod: str(pod["metadata"]["name"]))
         return tuple(await asyncio.gather(*(self._ask(pod, namespace, service) for pod in ready)))
 
-    async def _ask(self, pod: JsonObject, namespace: str, service: str) -> RouterView:
-        name = pod["metadata"]["name"]
+    async def pages(self, pods: Iterable[JsonObject], path: str) -> list[Mapping[str, Any]]:
+        """What each ready router answers at a path of its admin port; one that cannot be asked is left out."""
+
+        async def one(pod: JsonObject) -> Mapping[str, Any] | None:
+            try:
+                return await self._get(self._url(pod, path))
+            except _FAILURES as exc:
+                log.info("router %s cannot be asked for %s: %s", pod["metadata"]["name"], path, exc)
+                return None
+
+        answers = await asyncio.gather(*(one(pod) for pod in pods if is_ready(pod)))
+        return [answer for answer in answers if answer is not None]
+
+    def _url(self, pod: JsonObject, path: str) -> str:
         address = (pod.get("status") or {}).get("podIP")
         if not address:
-            return RouterView(name, None, "it has no address")
+            raise ValueError("it has no address")
         host = f"[{address}]" if ":" in address else address
+        return f"http://{host}:{self._port}{path}"
+
+    async def _ask(self, pod: JsonObject, namespace: str, service: str) -> RouterView:
+        name = pod["metadata"]["name"]
         try:
-            answer = await self._get(f"http://{host}:{self._port}{ROUTES_PATH}")
+            answer = await self._get(self._url(pod, ROUTES_PATH))
             return view_of(name, answer, f"{namespace}/{service}")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+        except _FAILURES as exc:
             return RouterView(name, None, str(exc) or type(exc).__name__)
 
     async def _get(self, url: str) -> Mapping[str, Any]:

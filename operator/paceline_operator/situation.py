@@ -18,6 +18,7 @@ from .observed import DeploymentView, Observed, Ownership, PodView
 from .render import Desired
 from .room import lacks_room
 from .served_names import Conflict
+from .verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Situation:
         conflict: other services ask for the same served name.
         drift: what the last look at the configuration found; None before the first one.
         upgrade: what this operator would render anew.
+        split: what the routers advise of pools by shape; None before they were asked.
     """
 
     observed: Observed
@@ -40,6 +42,7 @@ class Situation:
     conflict: Conflict | None = None
     drift: Drift | None = None
     upgrade: UpgradeStatus | None = None
+    split: Verdict | None = None
 
 
 def in_force(situation: Situation) -> Situation:

@@ -98,10 +98,21 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
     if situation.conflict is not None:
         reason = Reason.NAME_KEPT if situation.conflict.keeps else Reason.NAME_TAKEN
         verdicts[ConditionType.MODEL_NAME_CONFLICT] = Verdict(TRUE, reason, situation.conflict.message)
-    # The last one: before the first look the one of the operator before is put in its place.
     if situation.drift is not None:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
+    if situation.split is not None:
+        verdicts[ConditionType.SPLIT_ADVISED] = situation.split
     return verdicts
+
+
+def with_last_looks(status: Mapping[str, Any], before: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
+    """The status of an operator that has not looked at everything yet, with what the one before it found."""
+    looks = {ConditionType.CONFIG_IN_SYNC: situation.drift, ConditionType.SPLIT_ADVISED: situation.split}
+    missing = [kind.value for kind, found in looks.items() if found is None]
+    order = [kind.value for kind in ConditionType]
+    conditions = [*status["conditions"], *(c for c in before.get("conditions") or () if c.get("type") in missing)]
+    kept = {"drift": before["drift"]} if situation.drift is None and "drift" in before else {}
+    return {**status, "conditions": sorted(conditions, key=lambda c: order.index(c["type"])), **kept}
 
 
 def _ready(situation: Situation, waits: str) -> Verdict:

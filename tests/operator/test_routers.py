@@ -238,3 +238,19 @@ async def test_a_roll_waits_for_a_router_and_says_so(world: Any, make_service: A
         follows = 2
         done = await world.until_ready()
         assert done["status"]["currentRevision"] != first["status"]["currentRevision"]
+
+
+async def test_pages_are_those_of_the_routers_that_can_be_asked(server: FakeApiServer, serve: Any) -> None:
+    client = server.client()
+    await client.create(SECRETS, secret("t1"), NAMESPACE)
+
+    async def handler(request: web.Request) -> web.Response:
+        right = request.headers["Authorization"] == "Bearer t1"
+        return web.json_response({"from": "router"}) if right else web.Response(status=401)
+
+    routers = Routers(client, NAMESPACE, await serve(handler))
+    try:
+        pods = [pod("a"), pod("b", address=""), pod("c", address="127.0.0.77"), pod("d", ready=False)]
+        assert await routers.pages(pods, "/v1/paceline/routes") == [{"from": "router"}]
+    finally:
+        await routers.close()

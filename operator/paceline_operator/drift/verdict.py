@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
+from paceline_crds.conditions import ConditionStatus, Reason
 from paceline_crds.status import DriftItem, DriftStatus
 from paceline_operator.verdict import Verdict
 
@@ -44,10 +41,3 @@ def drift_status(drift: Drift | None) -> DriftStatus | None:
         for item in drift.items[:SHOWN_ITEMS]
     ]
     return DriftStatus(count=len(drift.items), items=items or None)
-
-
-def with_last_look(status: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """A status of an operator that has not looked yet, with what the one before it found."""
-    found = [c for c in before.get("conditions") or () if c.get("type") == ConditionType.CONFIG_IN_SYNC]
-    kept = {"drift": before["drift"]} if "drift" in before else {}
-    return {**status, "conditions": [*status["conditions"], *found], **kept}
