@@ -59,7 +59,10 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: another writer was first, or (server-side apply) another manager owns a field."""
+    """409: another writer was first, or (server-side apply) another manager owns a field.
+
+    Also a 422 that says no more than that the uid is another one: the object was made anew since it was read.
+    """
 
 
 class AlreadyExists(ApiError):
@@ -91,6 +94,11 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 _UNKNOWN_FIELD = ((400, "strict decoding error"), (500, "failed to create typed patch object"))
 
 
+def _is_another(details: dict[str, Any]) -> bool:
+    causes = details.get("causes")
+    return isinstance(causes, list) and [cause.get("field") for cause in causes] == ["metadata.uid"]
+
+
 def error_from_status(
     status: int, body: dict[str, Any] | None, *, text: str = "", retry_after: float | None = None
 ) -> ApiError:
@@ -116,6 +124,8 @@ def error_from_status(
         cls = AlreadyExists
     elif reason in ("Expired", "Gone"):
         cls = Gone
+    elif status == 422 and _is_another(details):
+        cls = Conflict
     elif any(status == code and words in message for code, words in _UNKNOWN_FIELD):
         cls = Invalid
     return cls(status, reason, message, details, retry_after)

@@ -68,3 +68,13 @@ def test_an_apply_conflict_names_the_fields_and_managers() -> None:
     causes = [{"reason": "FieldManagerConflict", "message": 'conflict with "kubectl"', "field": ".spec.replicas"}]
     assert error_from_status(409, {"reason": "Conflict", "details": {"causes": causes}}).causes == causes
     assert error_from_status(409, {"reason": "Conflict", "details": {}}).causes == []
+
+
+def test_another_uid_under_the_same_name_is_a_conflict_and_no_fault_of_the_object() -> None:
+    def answer(*fields: str) -> ApiError:
+        causes = [{"reason": "FieldValueInvalid", "field": field} for field in fields]
+        return error_from_status(422, {"reason": "Invalid", "details": {"causes": causes}})
+
+    assert type(answer("metadata.uid")) is Conflict
+    assert type(answer("spec.replicas")) is Invalid
+    assert type(answer("metadata.uid", "spec.replicas")) is Invalid

@@ -14,6 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 from paceline_kube import (
     CONFIGMAPS,
     DEPLOYMENTS,
+    LEASES,
     NAMESPACES,
     SERVICE_ACCOUNTS,
     AioKubeClient,
@@ -201,3 +202,29 @@ async def test_a_token_of_a_service_account_and_of_nobody(
 async def test_certificates_are_checked(control_plane: Cluster, real: AioKubeClient) -> None:
     assert (await real.credentials()).verify_tls
     assert real.server.startswith("https://")
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+async def test_what_was_made_anew_or_is_gone_is_told_as_a_conflict(
+    real: AioKubeClient, namespace: str, versioned: bool
+) -> None:
+    seen = await real.apply(DEPLOYMENTS, deployment(namespace, replicas=1), field_manager="tests")
+    names = ("uid", "resourceVersion") if versioned else ("uid",)
+    body = deployment(namespace, replicas=2)
+    body["metadata"] |= {name: seen["metadata"][name] for name in names}
+    await real.delete(DEPLOYMENTS, "d", namespace, propagation="Background")
+    with pytest.raises(Conflict):
+        await real.apply(DEPLOYMENTS, body, field_manager="tests")
+    await real.apply(DEPLOYMENTS, deployment(namespace, replicas=1), field_manager="tests")
+    with pytest.raises(Conflict) as conflict:
+        await real.apply(DEPLOYMENTS, body, field_manager="tests", force=True)
+    assert not [cause for cause in conflict.value.causes if cause.get("reason") == "FieldManagerConflict"]
+    assert (await real.get(DEPLOYMENTS, "d", namespace))["spec"]["replicas"] == 1
+
+
+async def test_a_lease_that_was_deleted_is_not_made_by_renewing_it(real: AioKubeClient, namespace: str) -> None:
+    lease = {"metadata": {"name": "l", "namespace": namespace}, "spec": {"holderIdentity": "a"}}
+    held = await real.create(LEASES, lease)
+    await real.delete(LEASES, "l", namespace)
+    with pytest.raises(Conflict):
+        await real.replace(LEASES, held)
