@@ -291,6 +291,8 @@ def test_a_rule_beyond_the_reader_is_an_error_and_never_passed_over(monkeypatch:
         (r"self.matches(r'^\d+$')", {"self": "12"}, True),
         ("self.filter(p, p.n > 1).size() == 1 && self.exists(p, p.n == 2)", {"self": [{"n": 1}, {"n": 2}]}, True),
         ("self.all(p, self.exists_one(q, q == p))", {"self": [1, 2, 2]}, False),
+        ("self.a == 1 || self.b == 2", {"self": {"b": 2}}, True),
+        ("self.a == 1 && self.b == 2", {"self": {"b": 3}}, False),
         ("size(self[0]) == 2", {"self": ["ab"]}, True),
         ("'%d of %s'.format([1, self])", {"self": "x"}, "1 of x"),
     ],
@@ -305,6 +307,7 @@ def test_cel_that_is_not_read_is_said(expression: str) -> None:
         compile_cel(expression)
 
 
-def test_a_missing_value_is_told_from_a_broken_rule() -> None:
+@pytest.mark.parametrize("expression", ["self.a == 1", "self.a == 1 || self.b == 3", "self.a == 1 && self.b == 2"])
+def test_a_missing_value_is_told_from_a_broken_rule(expression: str) -> None:
     with pytest.raises(CelValueError):
-        compile_cel("self.a == 1")({"self": {}})
+        compile_cel(expression)({"self": {"b": 2}})

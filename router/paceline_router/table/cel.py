@@ -56,6 +56,7 @@ _MACROS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "map": lambda items, made: [made(item) for item in items],
 }
 
+_WRONG_VALUE = (KeyError, IndexError, TypeError, AttributeError)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -70,8 +71,26 @@ def compile_cel(expression: str) -> Evaluation:
     def evaluate(scope: Scope) -> Any:
         try:
             return evaluation(scope)
-        except (KeyError, IndexError, TypeError, AttributeError) as exc:
+        except _WRONG_VALUE as exc:
             raise CelValueError(f"{expression}: {exc!r}") from exc
+
+    return evaluate
+
+
+def _decided_by(parts: list[Evaluation], decisive: bool) -> Evaluation:
+    """`||` (decided by true) and `&&` (by false): a part that decides does so whatever errors the others are."""
+
+    def evaluate(scope: Scope) -> bool:
+        error: Exception | None = None
+        for part in parts:
+            try:
+                if bool(part(scope)) is decisive:
+                    return decisive
+            except _WRONG_VALUE as exc:
+                error = exc
+        if error is not None:
+            raise error
+        return not decisive
 
     return evaluate
 
@@ -137,13 +156,13 @@ class _Reader:
         parts = [self._both()]
         while self._take("||"):
             parts.append(self._both())
-        return parts[0] if len(parts) == 1 else lambda scope: any(part(scope) for part in parts)
+        return parts[0] if len(parts) == 1 else _decided_by(parts, True)
 
     def _both(self) -> Evaluation:
         parts = [self._relation()]
         while self._take("&&"):
             parts.append(self._relation())
-        return parts[0] if len(parts) == 1 else lambda scope: all(part(scope) for part in parts)
+        return parts[0] if len(parts) == 1 else _decided_by(parts, False)
 
     def _relation(self) -> Evaluation:
         left = self._unary()
