@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from paceline_bench.results import write
 from paceline_bench.tables import show
@@ -15,11 +16,24 @@ from paceline_router.choice.policies import POLICIES
 
 from .engine import Request
 from .routing import METRICS, Case, rows, simulate
+from .scaling.command import scaling
 from .trace import TraceError, read_mooncake, shared_prompt
 
 EXIT_WRONG_USE = 2
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+class _TraceFirst(TyperGroup):
+    """A group whose first word may be a trace: `paceline simulate TRACE` is `paceline simulate scaling TRACE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `scaling` in front of what is neither a command nor a call for help."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["scaling", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_TraceFirst, no_args_is_help=True, rich_markup_mode=None)
+app.command()(scaling)
 
 HEADINGS = {
     "ttft_ms_p50": "TTFT p50 ms",
@@ -37,6 +51,8 @@ def _root() -> None:
     """What a decision does to a fleet, without the fleet.
 
     Examples:
+
+      paceline simulate conversation_trace.jsonl --out results     autoscalers, on a trace
 
       paceline simulate routing --trace conversation_trace.jsonl --replicas 8 --speed 1.6
     """
@@ -69,6 +85,8 @@ def routing(
     The choice is the router's own code; the replicas' time is computed for an 8B model on one card each.
 
     Examples:
+
+      paceline simulate conversation_trace.jsonl --out results     autoscalers, on a trace
 
       paceline simulate routing --trace conversation_trace.jsonl --replicas 8 --speed 1 --speed 1.6 --out results
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 BLOCK_TOKENS = 512
@@ -45,6 +45,20 @@ class Model:
     chunk_token: float = 0.0027
     chunk_context: float = 1.875e-6
     decode_context: float = 9e-5
+
+    def times(self, factor: float, kv_tokens: int) -> Model:
+        """A model whose steps take `factor` times as long, with room for so many tokens."""
+        return replace(
+            self,
+            kv_tokens=kv_tokens,
+            floor=self.floor * factor,
+            floor_token=self.floor_token * factor,
+            dense=self.dense * factor,
+            dense_token=self.dense_token * factor,
+            chunk_token=self.chunk_token * factor,
+            chunk_context=self.chunk_context * factor,
+            decode_context=self.decode_context * factor,
+        )
 
     def weights(self, tokens: int) -> float:
         """The part of a step that does not depend on context."""
@@ -92,7 +106,9 @@ class Replica:
     Attributes:
         events: what has happened, in order; whoever reads takes out what lies before the time that matters to him.
         busy: seconds spent in steps.
-        computed, hits: prompt tokens computed, and found in the cache.
+        computed, hits: prompt tokens computed or about to be, and found in the cache.
+        generated: answer tokens made.
+        ahead: prompt tokens not yet computed, of running and waiting requests.
     """
 
     def __init__(self, model: Model) -> None:
@@ -104,6 +120,7 @@ class Replica:
         self._finish: list[tuple[int, int, Request]] = []
         self._steps = 0
         self._held = 0  # tokens reserved by admitted requests
+        self.ahead = 0
         self._beside = 0  # of them, those that no cached block stands for
         self._context = 0  # tokens of context of decoding requests
         self._cache: OrderedDict[int, None] = OrderedDict()
@@ -111,6 +128,7 @@ class Replica:
         self.busy = 0.0
         self.computed = 0
         self.hits = 0
+        self.generated = 0
         self.events: deque[Event] = deque()
         self._reports = 0
 
@@ -124,15 +142,19 @@ class Replica:
     def report(self) -> Report:
         """Its load now."""
         self._reports += 1
-        ahead = sum(request.left for request in self.prefilling) + sum(r.prompt_tokens for r in self.waiting)
         percent = 100 * self._held // self.model.kv_tokens
-        return self.running, len(self.waiting), percent, ahead, self._context, self._reports
+        return self.running, len(self.waiting), percent, self.ahead, self._context, self._reports
 
     # What it does
 
     def offer(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
+        self.ahead += request.prompt_tokens
+
+    def unfinished(self) -> list[Request]:
+        """The requests that have no end yet, in no order."""
+        return [*self.waiting, *self.prefilling, *(request for _, _, request in self._finish)]
 
     @property
     def idle(self) -> bool:
@@ -164,6 +186,7 @@ class Replica:
                 cached += 1
             request.cached_tokens = cached * BLOCK_TOKENS
             request.left = request.prompt_tokens - request.cached_tokens
+            self.ahead -= request.cached_tokens
             self._held += request.prompt_tokens + request.output_tokens
             self._beside += request.left + request.output_tokens
             self._keep(request.blocks[:cached])
@@ -196,6 +219,7 @@ class Replica:
             before = request.prompt_tokens - request.left
             attention += chunk * (model.chunk_token + model.chunk_context * before)
             request.left -= chunk
+            self.ahead -= chunk
             budget -= chunk
             tokens += chunk
             if request.left == 0:
@@ -203,6 +227,7 @@ class Replica:
         self._spend(model.weights(tokens) + attention)
         self._steps += 1
         self._context += decodes
+        self.generated += decodes + len(complete)
         self._complete_decodes()
         for request in complete:
             self.prefilling.popleft()
@@ -233,6 +258,7 @@ class Replica:
         self._spend(steps * first + growth * steps * (steps - 1) / 2.0)
         self._steps += steps
         self._context += decodes * steps
+        self.generated += decodes * steps
         self._complete_decodes()
 
     def _spend(self, ms: float) -> None:

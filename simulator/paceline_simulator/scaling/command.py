@@ -1,0 +1,131 @@
+"""`paceline simulate TRACE`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paceline_bench.results import write
+from paceline_bench.tables import show
+from paceline_simulator.trace import TraceError
+
+from .arrivals import Trace, read
+from .constructed import RULES, construct
+from .fleet import Conditions
+from .plot import steps
+from .search import POLICIES
+from .setup import MODELS, Setup, set_up
+from .study import OURS, Found, interval, rows, study, verdict
+
+EXIT_WRONG_USE = 2
+
+
+def scaling(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="A file: Azure's CSV, Mooncake's JSON lines, or lines of `arrival seconds,input tokens,output "
+            f"tokens`. Or one of {', '.join(RULES)}, made here."
+        ),
+    ],
+    policy: Annotated[str, typer.Option(help="Of these, by commas.")] = ",".join(POLICIES),
+    goal: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Share of requests within the objectives.")] = 0.99,
+    start_up: Annotated[float, typer.Option(min=1.0, help="Seconds until a new replica serves.")] = 90.0,
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs, each with arrivals of its own.")] = 3,
+    model: Annotated[str | None, typer.Option(help=f"Of {', '.join(MODELS)}. Default: one that needs a fleet.")] = None,
+    copies: Annotated[
+        int | None, typer.Option(min=1, help="Each request arrives so often. Default: a fleet's.")
+    ] = None,
+    ttft: Annotated[
+        float | None, typer.Option(help="Objective, seconds. Default: 3 x what a long prompt takes.")
+    ] = None,
+    tpot: Annotated[float | None, typer.Option(help="Objective, seconds. Default: 1.5 full steps.")] = None,
+    outage: Annotated[
+        list[str] | None, typer.Option(help="FROM-TO in seconds without metrics; may be given several times.")
+    ] = None,
+    failure: Annotated[
+        list[float] | None, typer.Option(help="Second at which the busiest replica dies; several times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
+) -> None:
+    """Compare autoscalers on a trace: attainment of the objectives, GPU-hours, violations and flaps.
+
+    Settings of each policy are searched on the trace's first half; the figures are of its second.
+
+    Examples:
+
+      paceline simulate conversation_trace.jsonl --policy paceline,hpa,keda,kpa,static --out results
+
+      paceline simulate steps --start-up 300 --outage 2000-2600
+    """
+    chosen = [name.strip() for name in policy.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown or not chosen:
+        raise typer.BadParameter(f"write some of {','.join(POLICIES)}, not {policy!r}", param_hint="--policy")
+    if model is not None and model not in MODELS:
+        raise typer.BadParameter(f"write one of {', '.join(MODELS)}, not {model!r}", param_hint="--model")
+    conditions = Conditions(start_up, tuple(_span(text) for text in outage or ()), tuple(failure or ()))
+    try:
+        setup = set_up(_trace(trace), conditions, model, copies, ttft, tpot)
+    except TraceError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_WRONG_USE) from None
+    numbers = list(range(seeds))
+    found = study(setup, chosen, goal, numbers, lambda line: typer.echo(line, err=True))
+    show(_table(setup, found, goal))
+    if out is not None:
+        title = f"{setup.trace.name}: replicas asked for"
+        length = setup.trace.length
+        svg = steps(title, [(one.policy, one.changes) for one in found], length, length / 2.0)
+        typer.echo(f"written: {write(out, rows(setup, found, goal, numbers))}")
+        (out / "plot.svg").write_text(svg, encoding="utf-8")
+        typer.echo(f"written: {out / 'plot.svg'}")
+
+
+def _trace(name: str) -> Trace:
+    if name in RULES and not Path(name).exists():
+        return construct(name)
+    return read(Path(name))
+
+
+def _span(text: str) -> tuple[float, float]:
+    start, _, end = text.partition("-")
+    try:
+        return float(start), float(end)
+    except ValueError:
+        raise typer.BadParameter(f"write FROM-TO in seconds, as 600-900, not {text!r}", param_hint="--outage") from None
+
+
+def _table(setup: Setup, found: list[Found], goal: float) -> Table:
+    objectives = setup.objectives
+    title = (
+        f"{setup.trace.name} x {setup.copies}: {setup.name} on {setup.gpus} GPU a replica, "
+        f"start-up {setup.conditions.start_up:g} s, TTFT {objectives.ttft:g} s, TPOT {objectives.tpot:g} s, "
+        f"goal {100 * goal:g} % (95 % intervals)"
+    )
+    heads = ("policy", "attainment %", "GPU-hours", "violations", "flaps", "settings", "paceline against it")
+    table = Table(*heads, title=title)
+    ours = next((one for one in found if one.policy == OURS), None)
+    for one in found:
+        got = one.figures
+        table.add_row(
+            one.policy,
+            _cell([100 * value for value in got["slo_attainment"]], 2),
+            _cell(got["gpu_hours"], 2),
+            _cell(got["violations"], 0),
+            _cell(got["flaps"], 1),
+            ", ".join(f"{name} {value:g}" for name, value in one.knobs.items()),
+            "" if ours is None or one is ours else verdict(ours, one, goal),
+        )
+    return table
+
+
+def _cell(values: list[float], digits: int) -> str:
+    width = interval(values)
+    spread = f" ± {width:.{digits}f}" if math.isfinite(width) else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"

@@ -1,0 +1,212 @@
+"""Replicas that start, serve, drain and fail while a policy says how many there should be."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline_simulator.engine import Model, Replica, Request
+
+from .view import Pod, Scaler, View
+
+RUNNING_MS = 5.0
+"""What a running request counts for where a replica is chosen, in ms of prompt work."""
+
+TICK = 1.0
+"""Seconds between looks at what has become ready or empty."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What happens to the fleet, whoever scales it.
+
+    Attributes:
+        start_up: seconds until a new replica serves, on average; single ones differ by a tenth (standard deviation).
+        outages: (from, to) in which the metrics system does not answer.
+        failures: times at which the replica with the most requests dies; it is started again.
+    """
+
+    start_up: float = 90.0
+    outages: tuple[tuple[float, float], ...] = ()
+    failures: tuple[float, ...] = ()
+    most: int = 64
+
+
+@dataclass(eq=False)
+class _Member:
+    replica: Replica
+    created: float
+    ready_at: float
+    draining: bool = False
+
+
+@dataclass
+class Run:
+    """What a run gave.
+
+    Attributes:
+        requests: with their times; one that a dead replica had begun to answer has no end.
+        spans: (created, removed) of every replica, in seconds.
+        changes: (time, number) of every change of the number asked for, from the first one.
+        end: when the last answer was over.
+    """
+
+    requests: list[Request]
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    changes: list[tuple[float, int]] = field(default_factory=list)
+    end: float = 0.0
+
+    def gpu_hours(self, since: float, until: float) -> float:
+        """Hours of replicas, starting and draining ones included, between two times."""
+        return sum(max(0.0, min(end, until) - max(start, since)) for start, end in self.spans) / 3600.0
+
+    def flaps(self, since: float, until: float, within: float = 300.0) -> int:
+        """Changes of direction less than `within` seconds after a change the other way, between two times."""
+        count = 0
+        last: tuple[float, int] | None = None
+        for (_, before), (at, after) in itertools.pairwise(self.changes):
+            way = 1 if after > before else -1
+            if last is not None and last[1] != way and at - last[0] < within and since <= at < until:
+                count += 1
+            last = (at, way)
+        return count
+
+
+class ScaledFleet:
+    """One run. Requests go to the replica with the least work ahead of it: prompt tokens, and running requests."""
+
+    def __init__(self, model: Model, scaler: Scaler, conditions: Conditions, first: int, seed: int) -> None:
+        self._model = model
+        self._scaler = scaler
+        self._conditions = conditions
+        self._chance = random.Random(seed)
+        self._members = [_Member(Replica(model), 0.0, 0.0) for _ in range(first)]
+        self._desired = first
+        self._held: deque[Request] = deque()
+        self._gone = (0.0, 0.0)  # prompt and answer tokens of replicas that are gone
+        self._arrived = 0
+        self._starts: list[float] = []
+        self._open: list[_Member] = list(self._members)
+        self._failures = deque(sorted(conditions.failures))
+
+    def run(self, requests: Sequence[Request]) -> Run:
+        """Serve all requests, in the order of their arrival."""
+        outcome = Run(list(requests), [], [(0.0, self._desired)])
+        tick = TICK
+        for request in requests:
+            while tick <= request.arrival:
+                self._tick(tick, outcome)
+                tick += TICK
+            self._arrived += 1
+            self._send(request, request.arrival)
+        last = requests[-1].arrival
+        while self._held or any(not member.replica.idle for member in self._members):
+            self._tick(tick, outcome)
+            tick += TICK
+            if tick > last + 3600.0:
+                break  # whatever has no answer after an hour has none
+        outcome.end = tick
+        outcome.spans += [(member.created, tick) for member in self._members]
+        return outcome
+
+    def _send(self, request: Request, now: float) -> None:
+        best: _Member | None = None
+        least = 0.0
+        model = self._model
+        for member in self._open:
+            replica = member.replica
+            if replica.now < now:
+                replica.advance(now)
+            ahead = replica.ahead * model.dense_token + replica.running * RUNNING_MS
+            if best is None or ahead < least:
+                best, least = member, ahead
+        if best is None:
+            self._held.append(request)
+        else:
+            best.replica.offer(request)
+
+    def _tick(self, now: float, outcome: Run) -> None:
+        while self._failures and self._failures[0] <= now:
+            self._failures.popleft()
+            self._fail(now, outcome)
+        for member in self._members:
+            member.replica.advance(now)
+            member.replica.events.clear()
+        self._open = [member for member in self._members if member.ready_at <= now and not member.draining]
+        while self._held and self._open:
+            self._send(self._held.popleft(), now)
+        for member in [m for m in self._members if m.draining and m.replica.idle]:
+            self._remove(member, now, outcome)
+        if now % self._scaler.period == 0:
+            wanted = min(self._conditions.most, max(0, self._scaler.decide(self._view(now))))
+            if wanted != self._desired:
+                outcome.changes.append((now, wanted))
+                self._resize(wanted, now)
+
+    def _view(self, now: float) -> View:
+        pods = []
+        for member in self._members:
+            if not member.draining:
+                ready = member.ready_at <= now
+                replica = member.replica
+                running, waiting = (replica.running, len(replica.waiting)) if ready else (None, None)
+                pods.append(Pod(member.created, ready, running, waiting))
+        replicas = [member.replica for member in self._members]
+        left = sum(sum(request.left for request in replica.prefilling) for replica in replicas)
+        return View(
+            now,
+            self._desired,
+            tuple(pods),
+            len(self._held),
+            self._arrived,
+            self._gone[0] + sum(replica.computed for replica in replicas) - left,
+            self._gone[1] + sum(replica.generated for replica in replicas),
+            sum(replica.ahead for replica in replicas),
+            tuple(self._starts[-20:]),
+            not any(start <= now < end for start, end in self._conditions.outages),
+        )
+
+    def _resize(self, wanted: int, now: float) -> None:
+        self._desired = wanted
+        staying = [member for member in self._members if not member.draining]
+        for _ in range(wanted - len(staying)):
+            self._start(now)
+        # First those that do not serve yet, then those with the least to lose.
+        order = sorted(
+            staying, key=lambda m: (m.ready_at <= now, m.replica.running + len(m.replica.waiting), -m.created)
+        )
+        for member in order[: max(0, len(staying) - wanted)]:
+            member.draining = True
+        self._open = [member for member in self._members if member.ready_at <= now and not member.draining]
+
+    def _start(self, now: float) -> None:
+        mean = self._conditions.start_up
+        took = max(0.5 * mean, self._chance.gauss(mean, 0.1 * mean))
+        replica = Replica(self._model)
+        replica.now = now
+        self._members.append(_Member(replica, now, now + took))
+        self._starts.append(took)
+
+    def _remove(self, member: _Member, now: float, outcome: Run) -> None:
+        self._members.remove(member)
+        replica = member.replica
+        left = sum(request.left for request in replica.prefilling)
+        self._gone = (self._gone[0] + replica.computed - left, self._gone[1] + replica.generated)
+        outcome.spans.append((member.created, now))
+
+    def _fail(self, now: float, outcome: Run) -> None:
+        """A replica dies. What it had not begun to answer is sent again; what it had is lost."""
+        if not self._open:
+            return
+        member = max(self._open, key=lambda m: m.replica.running + len(m.replica.waiting))
+        member.replica.advance(now)
+        again = [request for request in member.replica.unfinished() if request.first_token < 0]
+        self._remove(member, now, outcome)
+        self._open.remove(member)
+        self._start(now)
+        for request in sorted(again, key=lambda one: one.arrival):
+            request.left = request.cached_tokens = 0
+            self._send(request, now)

@@ -1,0 +1,161 @@
+"""Policies on a trace: settings from its first half, figures from its second, over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_autoscaler.capacity import Objectives
+from paceline_bench.results import Row
+from paceline_simulator.engine import Request
+
+from .arrivals import requests
+from .fleet import Run, ScaledFleet
+from .search import Knobs, Score, make, search
+from .setup import Setup
+
+METRICS = {"slo_attainment": "share", "gpu_hours": "h", "violations": "requests", "flaps": "changes"}
+
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t for an interval of 95 %, from one degree of freedom on."""
+
+OURS = "paceline"
+SAVING = 0.8
+COST_MARGIN = 1.02
+ATTAINMENT_MARGIN = 0.002
+
+
+def kept(request: Request, objectives: Objectives) -> bool:
+    """Whether a request was answered within the objectives."""
+    if request.done < 0:
+        return False
+    if objectives.ttft is not None and request.first_token - request.arrival > objectives.ttft:
+        return False
+    if objectives.tpot is None or request.output_tokens < 2:
+        return True
+    return (request.done - request.first_token) / (request.output_tokens - 1) <= objectives.tpot
+
+
+@dataclass
+class Found:
+    """What a policy gave: its settings, and by metric one figure for each seed.
+
+    Attributes:
+        tried: settings that were tried.
+        changes: of the first seed's run, for the plot: (time, replicas).
+    """
+
+    policy: str
+    knobs: Knobs
+    on_first_half: Score
+    tried: int
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    changes: list[tuple[float, int]] = field(default_factory=list)
+
+
+def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf) -> Run:
+    """One run, on what arrives before a time."""
+    made = requests(setup.trace, setup.copies, setup.shift, seed)
+    if until < math.inf:
+        made = [request for request in made if request.arrival < until]
+    return ScaledFleet(setup.model, make(policy, knobs, setup), setup.conditions, setup.first, seed).run(made)
+
+
+def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
+    """The figures of what arrived between two times."""
+    those = [request for request in outcome.requests if since <= request.arrival < until]
+    good = sum(kept(request, setup.objectives) for request in those)
+    return {
+        "slo_attainment": good / len(those),
+        "gpu_hours": setup.gpus * outcome.gpu_hours(since, min(until, outcome.end)),
+        "violations": float(len(those) - good),
+        "flaps": float(outcome.flaps(since, until)),
+    }
+
+
+def study(
+    setup: Setup,
+    policies: Sequence[str],
+    goal: float,
+    seeds: Sequence[int],
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Found]:
+    """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold."""
+    half = setup.trace.length / 2.0
+    found = []
+    for policy in policies:
+
+        def score(knobs: Knobs, policy: str = policy) -> Score:
+            got = figures(setup, run(setup, policy, knobs, seeds[0], half), 0.0, half)
+            return Score(got["slo_attainment"], got["gpu_hours"])
+
+        knobs, first, tried = search(policy, setup, goal, score)
+        one = Found(policy, knobs, first, tried, {metric: [] for metric in METRICS})
+        for seed in seeds:
+            outcome = run(setup, policy, knobs, seed)
+            one.changes = one.changes or outcome.changes
+            for metric, value in figures(setup, outcome, half, math.inf).items():
+                one.figures[metric].append(value)
+        progress(f"{policy}: {tried} settings tried, {_words(knobs)}")
+        found.append(one)
+    return found
+
+
+def _words(knobs: Knobs) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in knobs.items())
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half the width of the mean's interval of 95 %; infinite for one value."""
+    if len(values) < 2:
+        return math.inf
+    t = T95[min(len(values) - 2, len(T95) - 1)]
+    return t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def verdict(ours: Found, peer: Found, goal: float) -> str:
+    """Whether ours is better as asked for: a fifth cheaper at equal attainment, or half the violations at equal cost.
+
+    Equal attainment: both reach the goal, or ours is at most 0.2 points lower. Pairs are of the same seed.
+    """
+    a, b = ours.figures, peer.figures
+    cost = [x / y for x, y in zip(a["gpu_hours"], b["gpu_hours"], strict=True)]
+    attained, theirs = statistics.mean(a["slo_attainment"]), statistics.mean(b["slo_attainment"])
+    missed, their_missed = statistics.mean(a["violations"]), statistics.mean(b["violations"])
+    ratio = statistics.mean(cost)
+    width = interval(cost)
+    spread = f" ± {100 * width:.0f}" if math.isfinite(width) else ""
+    text = f"{100 * (ratio - 1):+.0f}{spread} % GPU-hours, {100 * (attained - theirs):+.2f} points"
+    equal = attained >= min(theirs, goal) - ATTAINMENT_MARGIN
+    if equal and ratio <= SAVING:
+        return f"met: {text}"
+    if ratio <= COST_MARGIN and missed <= their_missed / 2 and their_missed > 0:
+        return f"met: {text}, {missed:.0f} violations to {their_missed:.0f}"
+    return f"not met: {text}, {missed:.0f} violations to {their_missed:.0f}"
+
+
+def rows(setup: Setup, found: Sequence[Found], goal: float, seeds: Sequence[int]) -> list[Row]:
+    """For the archive: means over seeds, with the half width of their interval in `params`."""
+    made = []
+    for one in found:
+        params: dict[str, Any] = {
+            "model": setup.name,
+            "gpus_per_replica": setup.gpus,
+            "copies": setup.copies,
+            "start_up_s": setup.conditions.start_up,
+            "ttft_s": setup.objectives.ttft,
+            "tpot_s": setup.objectives.tpot,
+            "goal": goal,
+            "seeds": list(seeds),
+            "settings": dict(one.knobs),
+            "settings_tried": one.tried,
+        }
+        for metric, values in one.figures.items():
+            width = interval(values)
+            spread = {"ci95": round(width, 6) if math.isfinite(width) else None}
+            mean = round(statistics.mean(values), 6)
+            made.append(Row(setup.trace.name, one.policy, metric, mean, METRICS[metric], {**params, **spread}))
+    return made

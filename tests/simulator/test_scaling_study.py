@@ -1,0 +1,130 @@
+"""From a trace to figures: formats, settings from one half, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline_simulator.commands import app
+from paceline_simulator.scaling.arrivals import Arrival, Trace, read, requests
+from paceline_simulator.scaling.constructed import RULES, construct
+from paceline_simulator.scaling.fleet import Conditions
+from paceline_simulator.scaling.search import Knobs, Score, search
+from paceline_simulator.scaling.setup import set_up
+from paceline_simulator.scaling.study import Found, interval, verdict
+from paceline_simulator.trace import TraceError
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16 18:17:05.9799600,3180,8"
+)
+MOONCAKE = (
+    '{"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n'
+    '{"timestamp": 3000, "input_length": 600, "output_length": 6, "hash_ids": [7, 1]}\n'
+)
+
+
+def of(tmp_path: Path, text: str) -> tuple[Arrival, ...]:
+    path = tmp_path / "trace.txt"
+    path.write_bytes(text.encode())
+    return read(path).arrivals
+
+
+def test_three_forms_are_read(tmp_path: Path) -> None:
+    assert of(tmp_path, AZURE) == (Arrival(0.0, 4808, 10), Arrival(pytest.approx(2.0), 3180, 8))
+    assert of(tmp_path, MOONCAKE) == (Arrival(0.0, 1100, 5, (7, 8)), Arrival(2.0, 600, 6, (7,)))
+    assert of(tmp_path, "arrival,input,output\n5,100,10\n4.5,200,0\n") == (Arrival(0.0, 200, 1), Arrival(0.5, 100, 10))
+    assert len(of(tmp_path, "0,100,10\n1,100,10\n")) == 2
+
+
+@pytest.mark.parametrize("text", ["0,100,10\nsoon,1,1\n", '{"timestamp": 1}\n{"timestamp": 2}\n', "0,1\n1,1\n", ""])
+def test_what_cannot_be_read_says_what_to_write(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError, match="trace"):
+        of(tmp_path, text)
+
+
+def test_copies_share_no_blocks() -> None:
+    trace = Trace("t", (Arrival(0.0, 1100, 5, (7, 8)), Arrival(1.0, 1100, 5, (7, 8))))
+    made = requests(trace, 2, 0.5, seed=1)
+    assert len(made) == 4
+    assert len({request.blocks for request in made}) == 2
+    assert [request.arrival for request in made] == sorted(request.arrival for request in made)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_constructed_traces_are_the_same_every_time_and_last_an_hour(name: str) -> None:
+    trace = construct(name)
+    assert trace == construct(name)
+    assert 3500 < trace.length < 3600
+
+
+def test_the_search_takes_the_cheapest_that_reaches_the_goal() -> None:
+    setup = set_up(construct("steps"), Conditions(), "8b", copies=1)
+
+    def score(knobs: Knobs) -> Score:
+        return Score(0.2 * knobs["replicas"], 2.0 * knobs["replicas"])
+
+    knobs, found, tried = search("static", setup, 0.8, score)
+    assert (knobs, found.gpu_hours, tried) == ({"replicas": 4.0}, 8.0, 4)
+    knobs, found, _ = search("static", setup, 0.99, lambda knobs: Score(0.5, knobs["replicas"]))
+    assert found.attainment == 0.5, "what comes nearest, where nothing reaches it"
+    assert knobs == {"replicas": 1.0}, "and of those the cheapest"
+
+
+def found(policy: str, attainment: float, hours: float) -> Found:
+    figures = {
+        "slo_attainment": [attainment] * 3,
+        "gpu_hours": [hours] * 3,
+        "violations": [10_000 * (1 - attainment)] * 3,
+        "flaps": [0.0] * 3,
+    }
+    return Found(policy, {}, Score(1.0, 1.0), 1, figures)
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "met"),
+    [
+        ((0.995, 8.0), (0.995, 10.0), True),
+        ((0.992, 8.0), (0.999, 10.0), True),  # both reach the goal
+        ((0.98, 8.0), (0.995, 10.0), False),
+        ((0.995, 9.0), (0.995, 10.0), False),
+        ((0.98, 10.0), (0.95, 10.0), True),
+        ((0.97, 10.0), (0.95, 10.0), False),
+        ((0.98, 11.0), (0.95, 10.0), False),
+    ],
+)
+def test_better_is_a_fifth_cheaper_or_half_the_violations(
+    ours: tuple[float, float], peer: tuple[float, float], met: bool
+) -> None:
+    assert verdict(found("paceline", *ours), found("hpa", *peer), 0.99).startswith("met") is met
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert interval([1.0]) == float("inf")
+    assert interval([1.0, 1.0]) == 0.0
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx(2.484, abs=1e-3)
+
+
+def test_the_command_writes_results_and_a_plot(tmp_path: Path) -> None:
+    trace = tmp_path / "small.csv"
+    trace.write_text("".join(f"{second},2000,50\n" for second in range(600)))
+    out = tmp_path / "out"
+    arguments = [str(trace), "--policy", "paceline,hpa,static", "--seeds", "2", "--copies", "1", "--start-up", "20"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    content = json.loads((out / "results.json").read_text())
+    assert content["schema"] == "paceline.results/v1"
+    rows = {(row["work"], row["system"], row["metric"]) for row in content["rows"]}
+    metrics = ("slo_attainment", "gpu_hours", "violations", "flaps")
+    assert rows == {("small", policy, metric) for policy in ("paceline", "hpa", "static") for metric in metrics}
+    assert (out / "plot.svg").read_text().startswith("<svg")
+
+
+def test_a_policy_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["steps", "--policy", "paceline,vpa"])
+    assert result.exit_code == 2
+    assert "vpa" in result.output
+    assert CliRunner().invoke(app, [str(tmp_path / "missing.csv")]).exit_code == 2
