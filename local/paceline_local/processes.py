@@ -53,9 +53,12 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """The identity of the live process `pid`, or None where there is none (a zombie is none)."""
+    """The identity of the live process `pid`, or None where there is none.
+
+    A zombie is none, unless only its first thread has ended: the others still have its files and ports.
+    """
     fields = _stat_fields(pid)
-    if fields is None or fields[0] in ("Z", "X"):
+    if fields is None or (fields[0] in ("Z", "X") and int(fields[17]) <= 1):
         return None
     return ProcessIdentity(pid, int(fields[19]), boot_id())
 

@@ -133,3 +133,25 @@ def test_the_start_time_is_about_now(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         start(tmp_path, str(tmp_path / "no-such-program"))
+
+
+def test_a_process_whose_first_thread_has_ended_still_runs(tmp_path: Path) -> None:
+    """So ends a killed server of many threads: for a moment it is a zombie that still has its port."""
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    process = start(tmp_path, sys.executable, "-c", code)
+    try:
+        stat = Path(f"/proc/{process.pid}/stat")
+        for _ in ticks(60, 0.02):
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+        else:
+            raise AssertionError(stat.read_text())
+        assert processes.identify(process.pid) == process
+        assert processes.is_running(process)
+    finally:
+        processes.stop([process], 0.0)
+    assert not processes.is_running(process)
