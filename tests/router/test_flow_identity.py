@@ -13,7 +13,7 @@ import pytest
 
 from paceline_crds.routing import RoutingSpec
 from paceline_crds.tenancy import TenancySpec
-from paceline_router.report.admin import metrics_page
+from paceline_router.report.admin import metrics_page, routes_page
 from paceline_router.table.policy import Policy, make_policy
 from paceline_router.table.records import Replica, Revision, Service, Table, TrafficShare
 from paceline_router.tenancy.keys import Keys
@@ -189,6 +189,9 @@ async def test_models_of_a_service_whose_keys_cannot_be_read_are_not_shown(route
     async with client_of(service) as client:
         answer = await client.get("/v1/models", headers=GOOD)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "keys.yaml" not in answer.text
+    page = routes_page(service.plane, Source())["services"]["demo/mine"]
+    assert page["problems"] == ["API keys cannot be checked: the file keys.yaml cannot be read"]
 
 
 async def test_an_empty_table_lists_no_models_and_asks_for_no_key(router: Any) -> None:

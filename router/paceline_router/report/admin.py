@@ -31,7 +31,7 @@ from paceline_router.shape.shaper import ShapeSamples
 from paceline_router.shape.split import split_page
 from paceline_router.shape.split_condition import condition_of
 from paceline_router.table.policy import SHAPES, Policy
-from paceline_router.table.routes import revision_of
+from paceline_router.table.routes import Route, revision_of
 
 LIVE_WITHIN = 10.0
 """Seconds without a sweep after which the data path counts as stuck."""
@@ -64,7 +64,7 @@ def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
         key: {
             "generation": route.service.generation,
             "servedName": route.served_name,
-            "problems": list(route.service.policy.problems),
+            "problems": _problems(plane, route),
             "pools": {
                 pool: {"shapes": shapes, "replicas": 0, "ready": 0}
                 for pool, shapes in _shapes_of_pools(route.service.policy).items()
@@ -102,6 +102,13 @@ def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
         "error": source.error,
         "services": services,
     }
+
+
+def _problems(plane: DataPlane, route: Route) -> list[str]:
+    """What is wrong with a service that its users only feel."""
+    living = plane.living.get(route.service.key)  # not yet, or no longer, while another thread takes a new table
+    trouble = "" if living is None else living.tenants.trouble
+    return [*route.service.policy.problems, *([f"API keys cannot be checked: {trouble}"] if trouble else [])]
 
 
 def _shapes_of_pools(policy: Policy) -> dict[str, list[str]]:

@@ -55,11 +55,11 @@ def impossible_key(most: int, length: int) -> Refusal:
     )
 
 
-def no_keys(trouble: str) -> Refusal:
-    """503: no key can be checked, so nobody gets in."""
+def no_keys() -> Refusal:
+    """503: no key can be checked, so nobody gets in. Why names Secrets and files, so it is told elsewhere."""
     return Refusal(
         503,
-        f"API keys cannot be checked: {trouble}.",
+        f"API keys cannot be checked now. Try again in {_NO_KEYS_SECONDS} s; the router's log and admin port say why.",
         type=errors.UNAVAILABLE,
         code="keys_unavailable",
         retry_after=_NO_KEYS_SECONDS,

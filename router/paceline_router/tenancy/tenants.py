@@ -66,6 +66,13 @@ class Tenants:
         self._nobody = Tenant(b"", NONE, self._counts_of(NONE))
         self._nobody.named = True  # never forgotten
 
+    @property
+    def trouble(self) -> str:
+        """Why nobody gets in for want of keys, for whoever runs the service; empty where they can be checked."""
+        identity = self._spec.identity
+        by_key = identity is not None and identity.from_ is IdentitySource.API_KEY
+        return self._keys.trouble if by_key else ""
+
     def __len__(self) -> int:
         """Tenants that are kept account of."""
         return len(self._tenants)
@@ -167,7 +174,7 @@ class Tenants:
         if identity is None or identity.from_ is not IdentitySource.API_KEY:
             return None
         if self._keys.trouble:
-            return refusals.no_keys(self._keys.trouble)
+            return refusals.no_keys()
         value = headers.get(AUTHORIZATION)
         match = _BEARER.fullmatch(value or b"")
         if match is None:
@@ -176,7 +183,7 @@ class Tenants:
 
     def _without_keys(self, headers: _Headers) -> Tenant:
         self._identity_rejected[2] += 1
-        raise refusals.no_keys(self._keys.trouble)
+        raise refusals.no_keys()
 
     def _new(self, wire: bytes) -> Tenant:
         if _FORM.fullmatch(wire) is None:
