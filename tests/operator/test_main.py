@@ -1,3 +1,4 @@
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +26,10 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("PACELINE_SERVICEACCOUNT_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     loggers = [logging.getLogger(name) for name in ("", "kopf", "kopf._core.reactor.running", "aiohttp.access")]
+    thresholds = gc.get_threshold()
     before = [(logger.level, list(logger.handlers), list(logger.filters)) for logger in loggers]
     yield
+    gc.set_threshold(*thresholds)
     for logger, (level, handlers, filters) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers, logger.filters = handlers, filters
@@ -58,6 +61,7 @@ def test_flags_and_environment_reach_the_operator(monkeypatch: pytest.MonkeyPatc
     seen: list[Any] = []
 
     async def run(kubeconfig: Path | None, settings: Settings, options: Options) -> None:
+        assert gc.get_threshold() == entry.COLLECT_AFTER
         seen.extend((kubeconfig, settings, options))
 
     monkeypatch.setattr(entry, "_run", run)
