@@ -29,8 +29,8 @@ EXIT_BROKEN, EXIT_WRONG_USE = 1, 2
 
 COLLECT_AFTER = (20_000, 50, 50)
 """`gc.set_threshold`: containers, and collections of the generation before. The caches are a million dictionaries and
-lists at the size of a fleet, and none is in a cycle. With Python's own thresholds every few decoded events have the young
-ones looked through, and ever so often all: a quarter of the CPU while 300 services come up, and more for more.
+lists at the size of a fleet, and none is in a cycle. With Python's own thresholds every few decoded events have the
+young ones looked through, and ever so often all: a quarter of the CPU while 300 services come up, and more for more.
 """
 
 
