@@ -19,6 +19,7 @@ class Signals:
         prefill: prompt tokens computed per second.
         decode: answer tokens made per second.
         waiting: requests queued in engines.
+        running: requests in batches.
         backlog: prompt tokens not yet computed of waiting and running requests.
         held: requests that routers hold because no replica can take them.
         kv: share of the KV cache in use, 0 to 1. Never alone a reason to scale up: prefill fills queues and no cache.
@@ -30,6 +31,7 @@ class Signals:
     prefill: Sample | None = None
     decode: Sample | None = None
     waiting: Sample | None = None
+    running: Sample | None = None
     backlog: Sample | None = None
     held: Sample | None = None
     kv: Sample | None = None

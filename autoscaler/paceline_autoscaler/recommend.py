@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from .capacity import EPSILON, Load, busy_limit, needed
 from .forecast import Forecast, History, forecast, take
-from .observed import Observed, Settings
+from .observed import Observed, Settings, Signals
 from .samples import NotANumber, Present, Sample, why_unknown
 
 OVERDUE = 3.0
@@ -125,15 +125,20 @@ def _demand(observed: Observed, state: State, now: float) -> _Demand:
         # What arrives is what is computed plus what the queue grows by.
         arriving = (backlog - state.backlog[0]) / (now - state.backlog[1])
     load = Load(_least(signals.requests), max(0.0, _least(signals.prefill) + arriving), _least(signals.decode))
-    unknown = tuple(
-        f"{name} {why}"
-        for name, sample in signals.asked()
-        if (why := why_unknown(sample)) is not None
-        and not (name in MAY_BE_UNDEFINED and isinstance(sample, NotANumber))
-    )
-    if not any(True for _ in signals.asked()):
-        unknown = ("no signal is asked for",)
-    return _Demand(load, backlog, _least(signals.waiting), _least(signals.held), unknown)
+    return _Demand(load, backlog, _least(signals.waiting), _least(signals.held), _unknown(signals))
+
+
+def _unknown(signals: Signals) -> tuple[str, ...]:
+    """What is not known, and why; signals with the same fault together."""
+    by_fault: dict[str, list[str]] = {}
+    asked = list(signals.asked())
+    for name, sample in asked:
+        why = why_unknown(sample)
+        if why is not None and not (name in MAY_BE_UNDEFINED and isinstance(sample, NotANumber)):
+            by_fault.setdefault(why, []).append(name)
+    if not asked:
+        return ("no signal is asked for",)
+    return tuple(f"{', '.join(names)}: {why}" for why, names in by_fault.items())
 
 
 def _least(sample: Sample | None) -> float:
@@ -193,7 +198,7 @@ def _move(observed: Observed, state: State, demand: _Demand, need: int, busy: bo
     if need > current:
         return _up(observed, demand, need, now)
     if demand.unknown:
-        return current, "MetricsUnavailable", f"held at {current}: {', '.join(demand.unknown)}"
+        return current, "MetricsUnavailable", f"held at {current}; {'; '.join(demand.unknown)}"
     if current <= settings.least:
         return current, "Steady", f"{current} carry the load; fewer are not allowed"
     if fleet.rolling:

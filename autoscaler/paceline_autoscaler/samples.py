@@ -71,15 +71,15 @@ def exactly(value: float, at: float) -> Present:
 
 
 def why_unknown(sample: Sample) -> str | None:
-    """What is wrong with a sample, as the end of a sentence about it; None for one that is present and complete."""
+    """What is wrong with a sample, to stand behind its name; None for one that is present and complete."""
     match sample:
         case Present(missing=0):
             return None
         case Present(missing=missing):
-            return f"lacks {missing} replica{'s' * (missing != 1)}"
+            return f"lacking {missing} replica{'s' * (missing != 1)}"
         case Absent(reason=reason):
-            return f"is absent ({reason})"
+            return f"absent ({reason})"
         case NotANumber(text=text):
-            return f"is not a count ({text})"
+            return f"not a count ({text})"
         case Stale(age=age):
-            return f"is {age:.0f} s old" if age >= 0 else f"is {-age:.0f} s ahead of the source's clock"
+            return f"{age:.0f} s old" if age >= 0 else f"{-age:.0f} s ahead of the source's clock"

@@ -64,7 +64,16 @@ def to_number(text: str) -> float | NotANumber:
 
 def gauge(series: Sequence[Series], asked: Asked) -> Sample:
     """The sum over replicas of each one's newest value."""
-    return _sum_over_pods(series, asked, lambda points: points[-1][1])
+    return _over_pods(series, asked, lambda points: points[-1][1])
+
+
+def highest(series: Sequence[Series], asked: Asked) -> Sample:
+    """The highest of the replicas' newest values; `Asked.ceiling` is the most that one which is missing can have."""
+    sample = gauge(series, asked)
+    if not isinstance(sample, Present):
+        return sample
+    top = max((_newest(one) for one in _distinct(series) if _counts(one, asked)), default=0.0)
+    return Present(top, sample.at, top, max(top, asked.ceiling) if sample.missing else top, sample.missing)
 
 
 def rate(series: Sequence[Series], asked: Asked, window: float) -> Sample:
@@ -91,10 +100,10 @@ def rate(series: Sequence[Series], asked: Asked, window: float) -> Sample:
             increase += value - last if value >= last else value
         return increase / (points[-1][0] - points[0][0])
 
-    return _sum_over_pods(series, asked, per_second)
+    return _over_pods(series, asked, per_second)
 
 
-def _sum_over_pods(
+def _over_pods(
     series: Sequence[Series], asked: Asked, of: Callable[[Sequence[tuple[float, float]]], float | None]
 ) -> Sample:
     wrong: NotANumber | None = None
@@ -102,7 +111,7 @@ def _sum_over_pods(
     values: dict[str, float] = {}
     newest = -math.inf
     for one in _distinct(series):
-        pod = one.labels.get("pod") or one.labels.get("instance", "")
+        pod = _pod(one)
         if asked.pods is not None and pod not in asked.pods:
             continue  # of a replica that is gone, or of one that is not ready yet
         numbers: list[tuple[float, float]] = []
@@ -134,6 +143,21 @@ def _sum_over_pods(
     total = sum(values.values())
     missing = 0 if asked.pods is None else len(set(asked.pods) - set(values))
     return Present(total, newest, total, total + (missing * asked.ceiling if missing else 0.0), missing)
+
+
+def _pod(series: Series) -> str:
+    return series.labels.get("pod") or series.labels.get("instance", "")
+
+
+def _newest(series: Series) -> float:
+    number = to_number(series.points[-1][1])
+    return 0.0 if isinstance(number, NotANumber) else number
+
+
+def _counts(series: Series, asked: Asked) -> bool:
+    """Whether a series is of a replica that counts, and fresh."""
+    known = asked.pods is None or _pod(series) in asked.pods
+    return known and bool(series.points) and abs(asked.now - series.points[-1][0]) <= asked.limit
 
 
 def _distinct(series: Sequence[Series]) -> list[Series]:

@@ -40,7 +40,7 @@ def test_what_is_no_count_is_no_value(text: str) -> None:
 def test_an_old_value_is_stale_and_says_how_old() -> None:
     sample = gauge([one("7", last=NOW - 60)], ASKED)
     assert sample == Stale(7.0, 60.0)
-    assert why_unknown(sample) == "is 60 s old"
+    assert why_unknown(sample) == "60 s old"
 
 
 def test_a_value_from_the_future_is_not_trusted() -> None:
@@ -54,7 +54,7 @@ def test_a_missing_replica_leaves_bounds() -> None:
     unbounded = gauge([one("7")], Asked(NOW, 15.0, {"a", "b"}))
     assert isinstance(unbounded, Present)
     assert math.isinf(unbounded.high)
-    assert why_unknown(unbounded) == "lacks 1 replica"
+    assert why_unknown(unbounded) == "lacking 1 replica"
 
 
 def test_a_pod_that_was_replaced_is_not_counted_twice() -> None:
