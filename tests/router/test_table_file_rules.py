@@ -207,6 +207,35 @@ def test_a_file_that_breaks_a_rule_is_refused_with_what_to_write(tmp_path: Path,
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("services: []\nservices: []\n", "line 2: the field services is there twice"),
+        (
+            "services:\n- name: a/b\n  tenancy: {}\n  slo: {}\n  tenancy: {}\n",
+            "line 5: the field tenancy is there twice",
+        ),
+        ('{"services": [{"name": "a/b", "name": "a/c"}]}', "line 1: the field name is there twice"),
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text(text)
+    with pytest.raises(RoutesFileError) as refused:
+        read_table(path)
+    assert words in str(refused.value)
+
+
+def test_what_several_entries_share_may_be_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text(
+        "services:\n"
+        "- &base {name: a/b, routing: {holdRequestsFor: 3s}, replicas: [{url: 'http://h:1'}]}\n"
+        "- {<<: *base, name: a/c}\n"
+    )
+    assert {service.policy.hold for service in read_table(path).services.values()} == {3.0}
+
+
 def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     first, second = good(), good() | {"name": "demo/other"}
     first["replicas"][0]["url"] = "http://127.0.0.1:0"

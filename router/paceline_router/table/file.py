@@ -37,6 +37,23 @@ class RoutesFileError(ValueError):
     """The file cannot be read; the message says where and why."""
 
 
+class _Twice(ValueError):
+    """A key of a mapping is there twice, of which YAML would take the last without a word."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As in `SafeLoader`, but every key once: the API server is as strict."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise _Twice(f"line {line}: the field {key.value} is there twice; write it once")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_table(path: Path) -> Table:
     """Read the file into a table.
 
@@ -45,7 +62,9 @@ def read_table(path: Path) -> Table:
             the message has every fault with its place and what to write.
     """
     try:
-        raw: Any = yaml.safe_load(path.read_text())
+        raw: Any = yaml.load(path.read_text(), _Loader)
+    except _Twice as exc:
+        raise RoutesFileError(f"{path}: {exc}") from None
     except OSError as exc:
         raise RoutesFileError(f"cannot read {path}: {exc.strerror}") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
