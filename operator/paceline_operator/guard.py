@@ -24,8 +24,9 @@ class NotLeader(KubeError):
 class LeaderGuard:
     """Passes everything on to `client`; a write first needs a lease that outlasts the write's timeout.
 
-    What remains: a process that is stopped between this check and the send, and wakes up seconds later. The
-    deletes and scale-downs of the reconciler therefore also name uid and resourceVersion.
+    What remains: a process that is stopped between this check and the send, and wakes up seconds later. The writes of
+    the reconciler, a status among them, therefore also name the version that they were judged on, and new objects are
+    created, which fails where there is one by now.
     """
 
     def __init__(self, client: KubeClient, remaining: Callable[[], float]) -> None:
