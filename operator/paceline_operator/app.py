@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline_kube import CONFIGMAPS, AioKubeClient, Key, KubeError, Timing, key_of
+from paceline_kube import CONFIGMAPS, CRDS, AioKubeClient, Key, KubeError, Timing, key_of
 
 from .caches import Watching, watching
 from .drift.keeper import DriftKeeper
@@ -26,6 +26,7 @@ from .guard import LeaderGuard
 from .metrics import Metrics
 from .queue import WorkQueue
 from .reconcile import Reconciler
+from .schemas import SchemaKeeper
 from .settings import Settings
 from .splits import SplitKeeper
 from .workers import work
@@ -116,6 +117,11 @@ class Operator:
             changed=self.queue.add,
             active=self.election.leading.is_set,
         )
+        self.schemas = SchemaKeeper(
+            crd=lambda name: reader.get(CRDS, name),
+            changed=self._enqueue_all,
+            active=self.election.leading.is_set,
+        )
         self.reconciler = Reconciler(
             guarded,
             self.watching.caches,
@@ -124,6 +130,7 @@ class Operator:
             settings,
             drift_of=self.drift.of,
             split_of=self.splits.of,
+            crd_lacks=lambda: self.schemas.lacks,
         )
         self.metrics = Metrics()
         self.metrics.observe(
@@ -132,6 +139,7 @@ class Operator:
             informers=self.watching.informers,
             events=self.recorder.counters,
             drift=self.drift.all,
+            crd_lacks=lambda: self.schemas.lacks,
         )
         endpoint = None
         if options.health_port is not None:
@@ -167,6 +175,7 @@ class Operator:
             _spawn(self._resync(), "resync"),
             _spawn(self.drift.run(), "drift"),
             _spawn(self.splits.run(), "splits"),
+            _spawn(self.schemas.run(), "schemas"),
             _spawn(self._keep_front(), "front"),
         ]
         stopping = asyncio.create_task(stop.wait(), name="stop")

@@ -29,6 +29,7 @@ ADVICE: Mapping[Reason, str] = MappingProxyType(
         Reason.UNSCHEDULABLE: "add a node that fits, or ask for less in spec.accelerator and spec.pod; nothing else is "
         "needed then",
         Reason.NODE_LOST: "bring the node back, or delete it so that its replicas are made elsewhere",
+        Reason.FIELDS_MISSING: "bring the CRDs up (`paceline crds | kubectl apply --server-side -f -`, or the chart)",
         Reason.PROBE_FAILING: "`kubectl logs` of the pod tells more",
         Reason.EVICTED: "ask for what it really uses in spec.pod.resources, or free the node",
     }
@@ -55,6 +56,8 @@ class Problem:
 # What is told first where several things are wrong: what no waiting will cure, before what may.
 _ORDER = (
     Reason.INVALID_SPEC,
+    Reason.DOES_NOT_FIT,
+    Reason.FIELDS_MISSING,
     Reason.MODEL_NOT_FOUND,
     Reason.MODEL_INVALID,
     Reason.CONFIG_ERROR,
@@ -184,6 +187,9 @@ def deployment_problem(deployment: JsonObject) -> Problem | None:
 
 def refusal(attempt: str, message: str) -> Problem:
     """The API server refused what the operator tried; `attempt` says what that was."""
+    if "strict decoding error: unknown field" in message:
+        # A record that lacks what was rendered would be no record; see the condition CRDOutdated.
+        return Problem(Reason.FIELDS_MISSING, _cut(message), f"cannot {attempt}")
     return _no_pod(message, f"cannot {attempt}")
 
 

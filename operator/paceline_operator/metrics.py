@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
@@ -57,6 +57,7 @@ class Metrics:
         informers: Mapping[str, Iterable[Informer]],
         events: Counters,
         drift: Callable[[], Mapping[tuple[str, str], Drift]],
+        crd_lacks: Callable[[], Collection[str] | None],
     ) -> None:
         """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
         self._shown(catalogue.OPERATOR_QUEUE_DEPTH, queue.depth)
@@ -64,6 +65,7 @@ class Metrics:
         self._shown(catalogue.OPERATOR_LEADER, lambda: float(leading()))
         self.registry.register(_Observed(informers, events))
         self.registry.register(_Drift(drift))
+        self.registry.register(_Schemas(crd_lacks))
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serve `/metrics` from a thread; call the result to stop.
@@ -125,6 +127,19 @@ class _Drift(Collector):
             items.add_metric(list(key), len(found.items))
             unknown.add_metric(list(key), len(found.unknown))
         yield from (items, unknown)
+
+
+class _Schemas(Collector):
+    """What the cluster's CRDs lack; nothing before they were compared."""
+
+    def __init__(self, lacks: Callable[[], Collection[str] | None]) -> None:
+        self._lacks = lacks
+
+    def collect(self) -> Iterable[Metric]:
+        if (lacks := self._lacks()) is not None:
+            family = _gauge(catalogue.OPERATOR_CRD_MISSING)
+            family.add_metric([], len(lacks))
+            yield family
 
 
 def _gauge(metric: catalogue.Metric) -> GaugeMetricFamily:

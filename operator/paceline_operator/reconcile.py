@@ -132,12 +132,14 @@ class Reconciler:
         settings: Settings,
         drift_of: Callable[[Key], Drift | None] = lambda _: None,
         split_of: Callable[[Key], Verdict | None] = lambda _: None,
+        crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: (),
     ) -> None:
         """
         Args:
             clock: seconds since the epoch.
             drift_of: what the last look at a service's configuration found.
             split_of: what the routers advise of its pools.
+            crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
         """
         self._client = client
         self._caches = caches
@@ -153,6 +155,7 @@ class Reconciler:
         self._uids: dict[Key, str] = {}
         self._drift_of = drift_of
         self._split_of = split_of
+        self._crd_lacks = crd_lacks
         self._repaired: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
@@ -372,7 +375,7 @@ class Reconciler:
         conditions = old.get("conditions") or []
         observed = situation.observed
         key = (observed.namespace, observed.name)
-        situation = replace(situation, split=self._split_of(key))
+        situation = replace(situation, split=self._split_of(key), crd_lacks=self._crd_lacks() or ())
         new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
         if situation.drift is None or situation.split is None:
             new = with_last_looks(new, old, situation)
@@ -399,6 +402,7 @@ class Reconciler:
             self._written.put(key, INFERENCESERVICES, stored)
         self._announce(service, _ready(conditions), _ready(new["conditions"]))
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.MODEL_NAME_CONFLICT))
+        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.CRD_OUTDATED))
         drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
         if drifted.get("reason") == Reason.DRIFTED:
             self._warn_anew(service, conditions, drifted, reason="ConfigDrift")

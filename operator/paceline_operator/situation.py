@@ -33,6 +33,7 @@ class Situation:
         drift: what the last look at the configuration found; None before the first one.
         upgrade: what this operator would render anew.
         split: what the routers advise of pools by shape; None before they were asked.
+        crd_lacks: fields that the cluster's CRDs lack.
     """
 
     observed: Observed
@@ -43,6 +44,7 @@ class Situation:
     drift: Drift | None = None
     upgrade: UpgradeStatus | None = None
     split: Verdict | None = None
+    crd_lacks: tuple[str, ...] = ()
 
 
 def in_force(situation: Situation) -> Situation:

@@ -22,6 +22,7 @@ from .failures import Problem
 from .observed import PodView
 from .render import Desired
 from .room import lacks_room
+from .schemas import words as words_of_missing
 from .situation import (
     Situation,
     cause_of,
@@ -98,6 +99,10 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
     if situation.conflict is not None:
         reason = Reason.NAME_KEPT if situation.conflict.keeps else Reason.NAME_TAKEN
         verdicts[ConditionType.MODEL_NAME_CONFLICT] = Verdict(TRUE, reason, situation.conflict.message)
+    if situation.crd_lacks:
+        verdicts[ConditionType.CRD_OUTDATED] = Verdict(
+            TRUE, Reason.FIELDS_MISSING, words_of_missing(situation.crd_lacks)
+        )
     if situation.drift is not None:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
     if situation.split is not None:

@@ -16,6 +16,7 @@ import pytest
 
 from paceline_kube import (
     CONFIGMAPS,
+    CRDS,
     INFERENCESERVICES,
     NAMESPACES,
     NODES,
@@ -26,6 +27,7 @@ from paceline_kube import (
     KubeError,
     Resource,
     connect,
+    key_of,
 )
 from paceline_local.cluster import Cluster
 from paceline_operator.caches import watching
@@ -33,6 +35,7 @@ from paceline_operator.drift.keeper import DriftKeeper
 from paceline_operator.metrics import Metrics
 from paceline_operator.queue import WorkQueue
 from paceline_operator.reconcile import Reconciler
+from paceline_operator.schemas import SchemaKeeper
 from paceline_operator.settings import Settings
 from paceline_operator.workers import work
 
@@ -90,7 +93,20 @@ class Operator:
             settle=0.1,
             config_map=lambda namespace, name: client.get(CONFIGMAPS, name, namespace),
         )
-        self.reconciler = Reconciler(client, self._watching.caches, self.told, time.time, told, drift_of=self.drift.of)
+        self.schemas = SchemaKeeper(crd=lambda name: client.get(CRDS, name), changed=self._look_at_all)
+        self.reconciler = Reconciler(
+            client,
+            self._watching.caches,
+            self.told,
+            time.time,
+            told,
+            drift_of=self.drift.of,
+            crd_lacks=lambda: self.schemas.lacks,
+        )
+
+    def _look_at_all(self) -> None:
+        for obj in self._watching.caches.services:
+            self._queue.add(key_of(obj))
 
     async def start(self) -> None:
         self._tasks += [asyncio.create_task(informer.run()) for informer in self._watching.all()]

@@ -44,6 +44,12 @@ OPERATOR_DRIFT_UNKNOWN = _metric(
     SERVICE_LABELS,
     unit="replicas",
 )
+OPERATOR_CRD_MISSING = _metric(
+    "paceline_crd_missing_fields",
+    "gauge",
+    "Fields of this operator's CRDs that those of the cluster lack; absent until they were compared.",
+    unit="fields",
+)
 OPERATOR_QUEUE_DEPTH = _metric(
     "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
 )
