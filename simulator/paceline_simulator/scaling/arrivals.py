@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline_simulator.engine import BLOCK_TOKENS, Request
-from paceline_simulator.trace import TraceError
+from paceline_simulator.trace import EXPECTED_OUTPUT, TraceError, text_of
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -113,14 +113,8 @@ def requests(trace: Trace, copies: int, shift: float, seed: int) -> list[Request
         for copy in range(copies)
     ]
     drawn.sort(key=lambda entry: entry[0])
-    return [
-        Request(
-            number,
-            at,
-            one.prompt,
-            one.output,
-            tuple(block + other for block in one.blocks) if other else one.blocks,
-            bytes,
-        )
-        for number, (at, one, other) in enumerate(drawn)
-    ]
+    made = []
+    for number, (at, one, other) in enumerate(drawn):
+        blocks = tuple(block + other for block in one.blocks) if other else one.blocks
+        made.append(Request(number, at, one.prompt, one.output, blocks, text_of(blocks), None, EXPECTED_OUTPUT))
+    return made

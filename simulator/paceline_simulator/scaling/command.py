@@ -51,6 +51,7 @@ def scaling(
     failure: Annotated[
         list[float] | None, typer.Option(help="Second at which the busiest replica dies; several times.")
     ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Score with the router's own choice of a replica.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
 ) -> None:
     """Compare autoscalers on a trace: attainment of the objectives, GPU-hours, violations and flaps.
@@ -76,7 +77,7 @@ def scaling(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
     numbers = list(range(seeds))
-    found = study(setup, chosen, goal, numbers, lambda line: typer.echo(line, err=True))
+    found = study(setup, chosen, goal, numbers, exact, lambda line: typer.echo(line, err=True))
     show(_table(setup, found, goal))
     if out is not None:
         title = f"{setup.trace.name}: replicas asked for"

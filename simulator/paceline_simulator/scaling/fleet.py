@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 from paceline_simulator.engine import Model, Replica, Request
 
+from .dispatch import Dispatch, LeastWork
 from .view import Pod, Scaler, View
-
-RUNNING_MS = 5.0
-"""What a running request counts for where a replica is chosen, in ms of prompt work."""
 
 TICK = 1.0
 """Seconds between looks at what has become ready or empty."""
@@ -76,9 +74,18 @@ class Run:
 
 
 class ScaledFleet:
-    """One run. Requests go to the replica with the least work ahead of it: prompt tokens, and running requests."""
+    """One run. Requests go to the replica with the least work ahead of it, or as `dispatch` chooses."""
 
-    def __init__(self, model: Model, scaler: Scaler, conditions: Conditions, first: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        scaler: Scaler,
+        conditions: Conditions,
+        first: int,
+        seed: int,
+        dispatch: Dispatch | None = None,
+    ) -> None:
+        self._dispatch = dispatch or LeastWork(model)
         self._model = model
         self._scaler = scaler
         self._conditions = conditions
@@ -89,7 +96,9 @@ class ScaledFleet:
         self._gone = (0.0, 0.0)  # prompt and answer tokens of replicas that are gone
         self._arrived = 0
         self._starts: list[float] = []
-        self._open: list[_Member] = list(self._members)
+        self._open: list[_Member] = []
+        self._serving: list[Replica] = []
+        self._see_who_serves(0.0)
         self._failures = deque(sorted(conditions.failures))
 
     def run(self, requests: Sequence[Request]) -> Run:
@@ -113,20 +122,19 @@ class ScaledFleet:
         return outcome
 
     def _send(self, request: Request, now: float) -> None:
-        best: _Member | None = None
-        least = 0.0
-        model = self._model
-        for member in self._open:
-            replica = member.replica
+        replicas = self._serving
+        for replica in replicas:
             if replica.now < now:
                 replica.advance(now)
-            ahead = replica.ahead * model.dense_token + replica.running * RUNNING_MS
-            if best is None or ahead < least:
-                best, least = member, ahead
+        best = self._dispatch.choose(replicas, request, now)
         if best is None:
             self._held.append(request)
         else:
-            best.replica.offer(request)
+            best.offer(request)
+
+    def _see_who_serves(self, now: float) -> None:
+        self._open = [member for member in self._members if member.ready_at <= now and not member.draining]
+        self._serving = [member.replica for member in self._open]
 
     def _tick(self, now: float, outcome: Run) -> None:
         while self._failures and self._failures[0] <= now:
@@ -134,9 +142,9 @@ class ScaledFleet:
             self._fail(now, outcome)
         for member in self._members:
             member.replica.advance(now)
-            member.replica.events.clear()
-        self._open = [member for member in self._members if member.ready_at <= now and not member.draining]
-        while self._held and self._open:
+        self._dispatch.look([member.replica for member in self._members if member.ready_at <= now], now)
+        self._see_who_serves(now)
+        for _ in range(len(self._held) if self._open else 0):
             self._send(self._held.popleft(), now)
         for member in [m for m in self._members if m.draining and m.replica.idle]:
             self._remove(member, now, outcome)
@@ -180,7 +188,7 @@ class ScaledFleet:
         )
         for member in order[: max(0, len(staying) - wanted)]:
             member.draining = True
-        self._open = [member for member in self._members if member.ready_at <= now and not member.draining]
+        self._see_who_serves(now)
 
     def _start(self, now: float) -> None:
         mean = self._conditions.start_up
@@ -192,6 +200,7 @@ class ScaledFleet:
 
     def _remove(self, member: _Member, now: float, outcome: Run) -> None:
         self._members.remove(member)
+        self._dispatch.forget(member.replica)
         replica = member.replica
         left = sum(request.left for request in replica.prefilling)
         self._gone = (self._gone[0] + replica.computed - left, self._gone[1] + replica.generated)
@@ -205,7 +214,7 @@ class ScaledFleet:
         member.replica.advance(now)
         again = [request for request in member.replica.unfinished() if request.first_token < 0]
         self._remove(member, now, outcome)
-        self._open.remove(member)
+        self._see_who_serves(now)
         self._start(now)
         for request in sorted(again, key=lambda one: one.arrival):
             request.left = request.cached_tokens = 0

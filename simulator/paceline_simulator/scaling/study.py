@@ -13,6 +13,7 @@ from paceline_bench.results import Row
 from paceline_simulator.engine import Request
 
 from .arrivals import requests
+from .dispatch import Dispatch, RouterChoice
 from .fleet import Run, ScaledFleet
 from .search import Knobs, Score, make, search
 from .setup import Setup
@@ -56,12 +57,15 @@ class Found:
     changes: list[tuple[float, int]] = field(default_factory=list)
 
 
-def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf) -> Run:
+def run(
+    setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf, dispatch: Dispatch | None = None
+) -> Run:
     """One run, on what arrives before a time."""
     made = requests(setup.trace, setup.copies, setup.shift, seed)
     if until < math.inf:
         made = [request for request in made if request.arrival < until]
-    return ScaledFleet(setup.model, make(policy, knobs, setup), setup.conditions, setup.first, seed).run(made)
+    scaler = make(policy, knobs, setup)
+    return ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch).run(made)
 
 
 def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
@@ -81,9 +85,14 @@ def study(
     policies: Sequence[str],
     goal: float,
     seeds: Sequence[int],
+    exact: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Found]:
-    """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold."""
+    """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold.
+
+    Args:
+        exact: score with the router's own choice of a replica; the search stays quick.
+    """
     half = setup.trace.length / 2.0
     found = []
     for policy in policies:
@@ -95,7 +104,7 @@ def study(
         knobs, first, tried = search(policy, setup, goal, score)
         one = Found(policy, knobs, first, tried, {metric: [] for metric in METRICS})
         for seed in seeds:
-            outcome = run(setup, policy, knobs, seed)
+            outcome = run(setup, policy, knobs, seed, dispatch=RouterChoice() if exact else None)
             one.changes = one.changes or outcome.changes
             for metric, value in figures(setup, outcome, half, math.inf).items():
                 one.figures[metric].append(value)
