@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.flow.health import CONNECT_FAILURES, FAILURES, Event
 from paceline_router.flow.polling import poll
+from paceline_router.processes.merging import Exposition, merge_expositions
 from paceline_router.report.admin import make_app, metrics_page
 from paceline_router.report.status import State, merge_status, state_of, status_page
 from paceline_router.report.tokens import AdminToken
@@ -118,6 +119,10 @@ def test_of_several_processes_the_one_that_sees_least_counts(helpers: Any) -> No
     for _ in range(CONNECT_FAILURES):
         for backend in plane.living[helpers.KEY].backends:
             plane.living[helpers.KEY].judge(backend, Event.CONNECT_FAILED, plane.now())
+    dead = metrics_page(plane, Source())
+    alive = dead.replace(f"{LINE} 0", f"{LINE} 1")
+    assert f"{LINE} 0\n" in merge_expositions([Exposition.parse(alive), Exposition.parse(dead)]).text()
+    assert f"{LINE} 1\n" in merge_expositions([Exposition.parse(alive), Exposition.parse(alive)]).text()
     merged = merge_status([well, status_page(plane)])
     assert merged["services"][helpers.KEY]["state"] == "Unreachable"
     assert merged["ready"]
