@@ -10,6 +10,7 @@ import pytest
 from paceline_crds.service import InferenceService
 from paceline_kube import CONFIGMAPS, DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, Conflict
 from paceline_kube.testing import FakeApiServer
+from paceline_operator import children
 from paceline_operator.actions import (
     ApplyBudget,
     ApplyConfigMap,
@@ -156,3 +157,15 @@ async def test_deleting_what_is_gone_is_no_error(server: FakeApiServer) -> None:
 )
 def test_our_fields_take_the_values_that_are_there(ours: Any, live: Any, expected: Any) -> None:
     assert project(ours, live) == expected
+
+
+def test_the_selector_of_a_deployment_is_three_labels_for_ever() -> None:
+    """It cannot be changed: one more label, and Deployments of the release before could not be applied any more."""
+    made = children.deployment(Observed("demo", "chat", "u", 1), NAME, POOL, 1)
+    assert made["spec"]["selector"] == {
+        "matchLabels": {
+            "paceline.io/service": "chat",
+            "paceline.io/pool": "default",
+            "paceline.io/pool-hash": POOL.hash,
+        }
+    }
