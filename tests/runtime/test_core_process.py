@@ -36,6 +36,7 @@ from paceline_runtime.messages import (
     core_decoder,
     encode_frame,
 )
+from paceline_runtime.model.device.memory import LargestSteps
 from paceline_runtime.model.runner import ModelRunner
 
 M = TypeVar("M")
@@ -231,8 +232,8 @@ def test_a_step_that_fails_is_fatal_with_the_stack_in_the_log(
 ) -> None:
     warm_up = ModelRunner.warm_up
 
-    def warm_up_then_break(runner: ModelRunner, **sizes: int) -> float:
-        seconds = warm_up(runner, **sizes)
+    def warm_up_then_break(runner: ModelRunner, largest: LargestSteps) -> float:
+        seconds = warm_up(runner, largest)
         monkeypatch.setattr(runner, "prepare", lambda seqs: seqs.nothing)
         return seconds
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -16,7 +15,6 @@ from paceline_runtime.config import resolve
 from paceline_runtime.engine.llm import LLMEngine
 from paceline_runtime.engine.scheduler import Refused
 from paceline_runtime.messages import AddRequest, FinishReason, RejectCode, SamplingParams
-from paceline_runtime.model.attention import AttentionMetadata, TorchAttention, _groups, write_kv
 
 COUNT = 24
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
@@ -219,56 +217,3 @@ def test_values_outside_their_range_never_reach_a_step(
 @pytest.fixture(scope="module")
 def tiny_engine(tiny_model_dir: Path) -> LLMEngine:
     return make_engine(tiny_model_dir)
-
-
-def test_attention_over_scattered_blocks_is_plain_causal_attention() -> None:
-    generator = torch.Generator().manual_seed(0)
-    heads, kv_heads, size, block = 6, 2, 16, 8
-    seqs = [(0, 1), (4, 1), (7, 1), (130, 1), (0, 9), (16, 16), (5, 20), (31, 1), (0, 64)]  # (in the cache, new)
-    lens = [before + new for before, new in seqs]
-    needed = [-(-length // block) for length in lens]
-    order = torch.randperm(sum(needed) + 3, generator=generator).tolist()
-    table = np.zeros((len(seqs), max(needed)), dtype=np.int32)
-    for row, count in enumerate(needed):
-        table[row, :count] = [order.pop() for _ in range(count)]
-    slots_of = [[int(table[row, p // block]) * block + p % block for p in range(lens[row])] for row in range(len(seqs))]
-    key_cache = torch.full((sum(needed) + 3, block, kv_heads, size), 1e4)
-    value_cache = key_cache.clone()
-    keys = [torch.randn(length, kv_heads, size, generator=generator) for length in lens]
-    values = [torch.randn(length, kv_heads, size, generator=generator) for length in lens]
-    for (before, _), key, value, slots in zip(seqs, keys, values, slots_of, strict=True):
-        write_kv(key[:before], value[:before], key_cache, value_cache, torch.tensor(slots[:before], dtype=torch.int64))
-    query = torch.randn(sum(new for _, new in seqs), heads, size, generator=generator)
-    new_slots = torch.tensor([s for (before, _), slots in zip(seqs, slots_of, strict=True) for s in slots[before:]])
-    new_keys = torch.cat([key[before:] for (before, _), key in zip(seqs, keys, strict=True)])
-    new_values = torch.cat([value[before:] for (before, _), value in zip(seqs, values, strict=True)])
-    write_kv(new_keys, new_values, key_cache, value_cache, new_slots)
-    query_lens = np.array([new for _, new in seqs], dtype=np.int32)
-    metadata = AttentionMetadata(
-        block_table=torch.from_numpy(table),
-        seq_lens=torch.tensor(lens, dtype=torch.int32),
-        query_start_loc=torch.tensor([0, *np.cumsum(query_lens)], dtype=torch.int32),
-        slot_mapping=new_slots,
-        host_seq_lens=np.array(lens, dtype=np.int32),
-        host_query_lens=query_lens,
-    )
-    got = TorchAttention(metadata, block)(query, key_cache, value_cache)
-    row = 0
-    for (before, new), key, value in zip(seqs, keys, values, strict=True):
-        for offset in range(new):
-            seen = before + offset + 1
-            for head in range(heads):
-                k, v = key[:seen, head // 3], value[:seen, head // 3]
-                weights = (k @ query[row, head] / size**0.5).softmax(dim=0)
-                torch.testing.assert_close(got[row, head], weights @ v, rtol=1e-4, atol=1e-5)
-            row += 1
-
-
-def test_groups_hold_each_sequence_once_and_pad_little() -> None:
-    lens = np.array([5, 2000, 7, 6, 1800, 40, 60000, 50000], dtype=np.int32)
-    groups = _groups(lens, np.arange(len(lens)))
-    assert sorted(index for group in groups for index in group.tolist()) == list(range(len(lens)))
-    for group in groups:
-        assert lens[group].max() * len(group) <= 1.5 * lens[group].sum()
-        assert len(group) == 1 or lens[group].max() * len(group) <= 65536
-    assert len(groups) == 5

@@ -159,10 +159,12 @@ class LLMEngine:
         scored = any(seq.request.sampling.prompt_logprobs is not None for seq in batch.seqs)
         plain = not scored and not any(state.needs for state in states)
         prepared = time.monotonic()
-        likeliest = self._runner.greedy_tokens(step) if plain else None
-        logits = self._runner.forward(step) if likeliest is None else None
+        launched = self._runner.launch_greedy(step) if plain else None
+        logits = self._runner.forward(step) if launched is None else None
         forwarded = time.monotonic()
-        self._runner.synchronize()
+        likeliest = launched() if launched is not None else None
+        if logits is not None:
+            self._runner.synchronize()
         synced = time.monotonic()
         prompts: dict[str, list[TokenLogprob | None]] = {}
         if logits is not None:

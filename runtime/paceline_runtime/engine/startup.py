@@ -13,6 +13,7 @@ from paceline_crds.runtime_config import Origin, RuntimeConfig, RuntimeParameter
 from paceline_runtime.config import ConfigError
 from paceline_runtime.messages import EffectiveValue, ModelFacts, Ready
 from paceline_runtime.model.checkpoint import digest, open_checkpoint
+from paceline_runtime.model.device.memory import LargestSteps, MemoryProfile
 from paceline_runtime.model.kv_mover import KVMover
 from paceline_runtime.model.runner import ModelRunner, pick_device
 from paceline_runtime.model.source import ModelFiles, locate
@@ -59,7 +60,7 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
         checkpoint = open_checkpoint(files)
         spec = checkpoint.spec
         config = fit_model_length(config, spec.max_position)
-        device, dtype = pick_device()
+        device, dtype = pick_device(config.parameters.dtype)
         bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
         config, num_blocks = fit_cache(config, bytes_per_token)
         parameters = config.parameters
@@ -73,16 +74,18 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
         )
         model_digest = digesting.result()
     bytes_per_block = parameters.block_size * bytes_per_token
-    _take_memory(parameters, device, num_blocks * bytes_per_block, runner.mapped_bytes)
-    runner.allocate_cache(num_blocks)
-    tiers, mover = _lower_memories(parameters, runner, bytes_per_block)
-    load_seconds = time.monotonic() - started
-    warmup_seconds = runner.warm_up(
+    largest = LargestSteps(
         max_batched_tokens=parameters.max_batched_tokens,
         chunk_tokens=parameters.prefill_chunk_tokens,
         max_num_seqs=parameters.max_num_seqs,
         max_model_len=parameters.max_model_len,
     )
+    profile = runner.profile_memory(largest)
+    _take_memory(parameters, num_blocks * bytes_per_block, runner.mapped_bytes, profile)
+    runner.allocate_cache(num_blocks)
+    tiers, mover = _lower_memories(parameters, runner, bytes_per_block)
+    load_seconds = time.monotonic() - started
+    warmup_seconds = runner.warm_up(largest)
     blocks = BlockManager(
         num_blocks,
         parameters.block_size,
@@ -100,7 +103,7 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
         mover=mover,
         scheduler=scheduler,
         ready=Ready(
-            parameters=_effective(config, limits, num_blocks, bytes_per_block, runner),
+            parameters=_effective(config, limits, num_blocks, bytes_per_block, runner, profile),
             model=_facts(files, spec, model_digest, runner),
             dtype=_name(runner.weight_dtype),
             device=runner.device_name,
@@ -120,18 +123,21 @@ def _weight_type(asked: WeightType, activations: torch.dtype) -> torch.dtype:
             return activations
 
 
-def _take_memory(parameters: RuntimeParameters, device: torch.device, cache_bytes: int, mapped_bytes: int) -> None:
+def _take_memory(
+    parameters: RuntimeParameters, cache_bytes: int, mapped_bytes: int, profile: MemoryProfile | None
+) -> None:
     """Test that the cache and the host memory below it are there to be taken.
 
     Args:
         mapped_bytes: of the weights, what the system counts as memory that it could give away.
+        profile: of the device, where that has memory of its own.
     """
     host = host_memory_available()
     if host is not None:
         host = max(host - mapped_bytes, 0)
     asked = f"kvCache.memory {parameters.kv_cache_memory}"
-    if device.type != "cpu":
-        require(cache_bytes, torch.cuda.mem_get_info(device)[0], asked)
+    if profile is not None:
+        require(cache_bytes, profile.kv_room, asked)
         cache_bytes = 0
     if parameters.kv_host_bytes:
         asked = f"{asked} and kvCache.hostMemory {parameters.kv_host_memory}" if cache_bytes else "kvCache.hostMemory"
@@ -157,7 +163,12 @@ def _lower_memories(
 
 
 def _effective(
-    config: RuntimeConfig, limits: SchedulerLimits, num_blocks: int, bytes_per_block: int, runner: ModelRunner
+    config: RuntimeConfig,
+    limits: SchedulerLimits,
+    num_blocks: int,
+    bytes_per_block: int,
+    runner: ModelRunner,
+    profile: MemoryProfile | None,
 ) -> dict[str, EffectiveValue]:
     wire = config.parameters.model_dump(mode="json", by_alias=True)
     values = {name: EffectiveValue(wire[name], str(origin)) for name, origin in config.origins.items()}
@@ -168,6 +179,13 @@ def _effective(
         "reserveBlocks": limits.reserve_blocks,
         "kernels": runner.kernels,
     }
+    if profile is not None:
+        found |= {
+            "deviceWeightBytes": profile.weights,
+            "deviceStepBytes": profile.step,
+            "deviceGraphBytes": profile.graphs,
+            "kvRoomBytes": profile.kv_room,
+        }
     return values | {name: EffectiveValue(value, MEASURED) for name, value in found.items()}
 
 

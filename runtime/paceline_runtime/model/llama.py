@@ -1,16 +1,22 @@
-"""The Llama network (and Mistral and Qwen2, which differ by a bias) over a paged cache."""
+"""The Llama network (and Mistral and Qwen2, which differ by a bias) over a paged cache, on any device.
+
+What is not a matrix product is a kernel's (`kernels.interface`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from .attention import AttentionBackend, write_kv
+from paceline_runtime.kernels.interface import AttentionOptions, Kernels, KVCache
+from paceline_runtime.kernels.plan import AttentionPlan
+
 from .checkpoint import Checkpoint
 from .linear import Linear
-from .rope import RotaryTable, rotate
+from .rope import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class LlamaModel:
     def __init__(
         self,
         checkpoint: Checkpoint,
+        kernels: Kernels,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -41,6 +48,7 @@ class LlamaModel:
     ) -> None:
         self.spec = spec = checkpoint.spec
         self.num_parameters = 0
+        self._kernels, self._options = kernels, AttentionOptions.plain(spec.head_dim)
         self._device, self._dtype, self._weight_dtype = device, dtype, weight_dtype
         hidden, q_size, kv_size = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self._embedding = self._load(checkpoint, "model.embed_tokens.weight", spec.vocab_size, hidden)
@@ -76,9 +84,9 @@ class LlamaModel:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv_cache: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_cache: Sequence[KVCache],
         slot_mapping: torch.Tensor,
-        attention: AttentionBackend,
+        plan: AttentionPlan,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Run one step; keys and values of the new tokens are written into the cache.
@@ -86,31 +94,32 @@ class LlamaModel:
         Args:
             token_ids: [T].
             positions: [T], each token's place in its sequence.
-            kv_cache: key and value cache of each layer.
+            kv_cache: of each layer.
             slot_mapping: [T], where the keys and values go.
-            attention: planned for this step.
+            plan: of this step.
             logit_rows: [R], the rows of T whose next token is asked for.
 
         Returns:
             Logits [R, vocab], float32.
         """
-        spec = self.spec
-        cos, sin = self._rotary.at(positions)
-        x = F.embedding(token_ids, self._embedding)
-        for layer, (key_cache, value_cache) in zip(self._layers, kv_cache, strict=True):
-            qkv = layer.qkv(self._norm(x, layer.attention_norm))
-            heads = qkv.view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-            rotated = rotate(heads[:, : spec.num_heads + spec.num_kv_heads], cos, sin)
-            query, key = rotated[:, : spec.num_heads], rotated[:, spec.num_heads :]
-            value = heads[:, spec.num_heads + spec.num_kv_heads :]
-            write_kv(key, value, key_cache, value_cache, slot_mapping)
-            x = x + layer.output(attention(query, key_cache, value_cache).flatten(1))
-            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        return self._head(self._norm(x[logit_rows], self._final_norm)).float()
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_norm_eps)
+        spec, kernels, eps = self.spec, self._kernels, self.spec.rms_norm_eps
+        rotated = spec.num_heads + spec.num_kv_heads
+        residual = F.embedding(token_ids, self._embedding)
+        x = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
+        # The sum that a layer ends with and the next one's norm are one kernel.
+        norms_after = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
+        for layer, cache, norm_after in zip(self._layers, kv_cache, norms_after, strict=True):
+            heads = layer.qkv(x).view(-1, rotated + spec.num_kv_heads, spec.head_dim)
+            kernels.rotate(heads[:, :rotated], positions, self._rotary.cos, self._rotary.sin)
+            kernels.write_kv(heads[:, spec.num_heads : rotated], heads[:, rotated:], cache, slot_mapping)
+            query = heads[:, : spec.num_heads]
+            attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+            kernels.decode_attention(query, cache, plan, self._options, attended)
+            kernels.varlen_attention(query, cache, plan, self._options, attended)
+            x = kernels.add_rms_norm(layer.output(attended.flatten(1)), residual, layer.mlp_norm, eps)
+            x = kernels.silu_and_mul(layer.gate_up(x))
+            x = kernels.add_rms_norm(layer.down(x), residual, norm_after, eps)
+        return self._head(x.index_select(0, logit_rows)).float()
 
     def _load(self, checkpoint: Checkpoint, name: str, *shape: int) -> torch.Tensor:
         value = checkpoint.tensor(name, *shape)

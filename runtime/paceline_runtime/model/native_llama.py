@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -166,15 +166,16 @@ class NativeLlama:
         self._run(step, out=out.data_ptr())
         return out
 
-    def greedy_tokens(self, step: NativeStep) -> list[tuple[int, float]]:
-        """For each row of logits its highest and the lowest token that has it; NaN if any of them is.
+    def launch_greedy(self, step: NativeStep) -> Callable[[], list[tuple[int, float]]]:
+        """For each row of logits its highest and the lowest token that has it; NaN if any of them is. Done at once.
 
         Raises:
             ValueError: as `forward`.
         """
         tokens, logits = array("i", bytes(4 * step.rows)), array("f", bytes(4 * step.rows))
         self._run(step, best_tokens=tokens.buffer_info()[0], best_logits=logits.buffer_info()[0])
-        return list(zip(tokens, logits, strict=True))
+        result = list(zip(tokens, logits, strict=True))
+        return lambda: result
 
     def _run(self, step: NativeStep, **results: int) -> None:
         wrong = self._library.functions.paceline_forward(

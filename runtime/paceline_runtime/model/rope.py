@@ -121,13 +121,3 @@ class RotaryTable:
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         self.cos = (angles.cos() * scale).to(device).contiguous()
         self.sin = (angles.sin() * scale).to(device).contiguous()
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine for positions [tokens], each [tokens, 1, head_dim/2]."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate [tokens, heads, head_dim] by the angles of `RotaryTable.at`."""
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)

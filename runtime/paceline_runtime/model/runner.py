@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
+from paceline_crds.runtime_config import WeightType
 from paceline_runtime.native import NativeUnavailable, load
 
 from .checkpoint import Checkpoint
+from .device.graphs import cuda_capture
+from .device.memory import CudaProbe, LargestSteps, MemoryProbe, MemoryProfile, profile_memory
 from .inputs import SequenceInput
 from .native_llama import NativeLlama, NativeStep, unsupported
 from .source import ModelInvalid
@@ -23,10 +27,11 @@ StepInput = NativeStep | TorchStep
 """One step, as the kernels take it."""
 
 
-def pick_device() -> tuple[torch.device, torch.dtype]:
-    """A GPU where there is one (bfloat16), else the CPU (float32: exact)."""
+def pick_device(asked: WeightType = WeightType.AUTO) -> tuple[torch.device, torch.dtype]:
+    """A GPU where there is one (bfloat16, unless float32 is asked for), else the CPU (float32: exact)."""
     if torch.cuda.is_available():
-        return torch.device("cuda", 0), torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        exact = asked is WeightType.FLOAT32
+        return torch.device("cuda", 0), torch.float32 if exact else torch.bfloat16
     return torch.device("cpu"), torch.float32
 
 
@@ -37,9 +42,11 @@ class ModelRunner:
         dtype: of activations and cache.
         weight_dtype: of the matrices; `dtype` where absent. On the CPU bfloat16 halves the memory of the weights, and
             nearly the time of small batches; sums stay float32.
+        graphs: capture decode steps, where the device can.
 
     Attributes:
-        kernels: what runs the network: `native-avx512bf16`, `native-avx512`, `native-avx2` or `torch`.
+        kernels: what runs the network: `native-avx512bf16`, `native-avx512`, `native-avx2`, `torch` or, on a GPU,
+            `triton`.
         kv_cache: a (key, value) pair for each layer, contiguous, the block's number first; what is inside a block is
             the kernels' own affair. Empty before `allocate_cache`.
     """
@@ -53,6 +60,7 @@ class ModelRunner:
         block_size: int,
         max_model_len: int,
         weight_dtype: torch.dtype | None = None,
+        graphs: bool = True,
     ) -> None:
         self.device, self.dtype, self.weight_dtype = device, dtype, weight_dtype or dtype
         self.block_size, self.num_blocks = block_size, 0
@@ -67,7 +75,7 @@ class ModelRunner:
         except NativeUnavailable as error:
             if device.type == "cpu":
                 log.warning("the native kernels do not serve this model: %s; PyTorch does, more slowly", error)
-            self.kernels = "torch"
+            self.kernels = "triton" if device.type == "cuda" else "torch"
             self.model = TorchLlama(
                 checkpoint,
                 device=device,
@@ -75,6 +83,7 @@ class ModelRunner:
                 weight_dtype=self.weight_dtype,
                 block_size=block_size,
                 max_position=max_model_len,
+                capture=cuda_capture() if graphs and device.type == "cuda" else None,
             )
         else:
             self.kernels = f"native-{library.isa}"
@@ -109,22 +118,30 @@ class ModelRunner:
         return self.model.prepare(seqs)
 
     def forward(self, step: StepInput) -> torch.Tensor:
-        """Logits [R, vocab] (float32): of each sequence in order, the rows of its last `num_logits` new tokens."""
+        """Logits [R, vocab] (float32): of each sequence in order, the rows of its last `num_logits` new tokens.
+
+        On a GPU they are there once the device has done its work, and good until the next step.
+        """
         return self.model.forward(step)  # type: ignore[arg-type]  # a step comes from this model's own `prepare`
 
-    def greedy_tokens(self, step: StepInput) -> list[tuple[int, float]]:
+    def launch_greedy(self, step: StepInput) -> Callable[[], list[tuple[int, float]]]:
         """In place of `forward` where only the likeliest tokens are wanted: of each row the token and its logit.
 
-        Of equal logits the lowest token counts; the logit is NaN if any of the row is. The native kernels then write no
-        logits at all.
+        What comes back waits for the device and gives them; until it is called there is time for other work. Of equal
+        logits the lowest token counts; the logit is NaN if any of the row is. The native kernels then write no logits
+        at all.
         """
-        return self.model.greedy_tokens(step)  # type: ignore[arg-type]  # as in `forward`
+        return self.model.launch_greedy(step)  # type: ignore[arg-type]  # as in `forward`
 
-    def warm_up(self, *, max_batched_tokens: int, chunk_tokens: int, max_num_seqs: int, max_model_len: int) -> float:
+    def greedy_tokens(self, step: StepInput) -> list[tuple[int, float]]:
+        """`launch_greedy`, and wait for it."""
+        return self.launch_greedy(step)()
+
+    def warm_up(self, largest: LargestSteps) -> float:
         """Run the largest prompt chunk and the largest batch of decodes, on a GPU also a whole step's budget of chunks.
 
-        Kernels are then loaded, and a GPU's memory for the largest step is known to be there. The cache may hold
-        nothing yet: its blocks are written over.
+        There the decode steps are captured, too. Kernels are then loaded, and a GPU's memory for the largest step is
+        known to be there. The cache may hold nothing yet: its blocks are written over.
 
         Returns:
             Seconds it took.
@@ -133,14 +150,53 @@ class ModelRunner:
             ModelInvalid: what the model computes of a prompt is no number.
         """
         started = time.monotonic()
+        if isinstance(self.model, TorchLlama):
+            self.model.reserve(largest)
+        self._run_largest(largest)
+        if isinstance(self.model, TorchLlama):
+            self.model.capture(self.model.sizes_to_capture(largest.max_num_seqs))
+            self.synchronize()
+        return time.monotonic() - started
+
+    def profile_memory(self, largest: LargestSteps, probe: MemoryProbe | None = None) -> MemoryProfile | None:
+        """What the model takes of its device, and what that leaves for the cache; `None` on a CPU.
+
+        Call before `allocate_cache`. Runs the largest steps over a small cache, which is let go again.
+
+        Args:
+            probe: reads the memory, in place of the device's own.
+
+        Raises:
+            ModelInvalid: as `warm_up`.
+        """
+        model = self.model
+        if not isinstance(model, TorchLlama) or (probe is None and self.device.type != "cuda"):
+            return None
+
+        model.reserve(largest)
+        chunk = min(largest.chunk_tokens, largest.max_model_len)
+        profile = profile_memory(
+            probe or CudaProbe(self.device),
+            scratch=lambda: self.allocate_cache(-(-chunk // self.block_size)),
+            largest_steps=lambda: self._run_largest(largest),
+            capture=model.capture,
+            sizes=model.sizes_to_capture(largest.max_num_seqs),
+        )
+        self.kv_cache, self.num_blocks = [], 0
+        model.release_cache()
+        return profile
+
+    def _run_largest(self, largest: LargestSteps) -> None:
         capacity = self.num_blocks * self.block_size
-        chunk = min(chunk_tokens, max_model_len, capacity)
-        context = max(min(max_model_len, capacity // max_num_seqs), 1)
+        chunk = min(largest.chunk_tokens, largest.max_model_len, capacity)
+        context = max(min(largest.max_model_len, capacity // largest.max_num_seqs), 1)
         blocks = list(range(-(-max(chunk, context) // self.block_size)))
         # On a CPU another chunk in the step adds seconds to the start and nothing that could fail later.
-        chunks = 1 if self.device.type == "cpu" else min(max(max_batched_tokens // chunk, 1), max_num_seqs)
+        chunks = (
+            1 if self.device.type == "cpu" else min(max(largest.max_batched_tokens // chunk, 1), largest.max_num_seqs)
+        )
         prompts = [SequenceInput([0] * chunk, 0, blocks, 1)] * chunks
-        for seqs in (prompts, [SequenceInput([0], context - 1, blocks, 1)] * max_num_seqs):
+        for seqs in (prompts, [SequenceInput([0], context - 1, blocks, 1)] * largest.max_num_seqs):
             logits = self.forward(self.prepare(seqs))
             self.synchronize()
             if seqs is prompts and not bool(torch.isfinite(logits).all()):
@@ -149,7 +205,6 @@ class ModelRunner:
                     "the model's output is not a number (NaN or infinite): its weights are damaged, or too large for "
                     f"{self.dtype}; fetch the files anew"
                 )
-        return time.monotonic() - started
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""

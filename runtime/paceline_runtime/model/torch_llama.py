@@ -1,33 +1,59 @@
-"""The Llama network in PyTorch with its cache: the reference for the native kernels, and what runs on a GPU."""
+"""The Llama network in PyTorch with its cache: what runs on a GPU, and on a CPU the reference for the native kernels.
+
+A step is prepared on the host, and then run: nothing in between waits for the device. Decode steps may be captured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .attention import AttentionMetadata, TorchAttention
+from paceline_runtime.kernels.interface import KVCache, select
+from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
+from paceline_runtime.kernels.tiling import check_heads
+
 from .checkpoint import Checkpoint
+from .device.buckets import bucket_sizes
+from .device.graphs import Capture, DecodeGraphs, Results, Run
+from .device.memory import LargestSteps
+from .device.readback import Awaited, read_back
+from .device.staging import Bundle, Staging, step_bytes
+from .device.step_arrays import StepArrays, is_decode, step_arrays
 from .inputs import SequenceInput
 from .llama import LlamaModel
+from .source import ModelInvalid
 
 
 @dataclass(frozen=True, slots=True)
 class TorchStep:
-    """One step's tensors, on the device."""
+    """One step: its inputs, and where they will be on the device.
 
+    Attributes:
+        size: of the captured step that runs it; `None` if none does.
+        rows: of logits that are asked for; those of padded places come behind them.
+    """
+
+    bundle: Bundle
     token_ids: torch.Tensor
     positions: torch.Tensor
-    metadata: AttentionMetadata
-    attention: TorchAttention
+    slot_mapping: torch.Tensor
     logit_rows: torch.Tensor
+    plan: AttentionPlan
+    size: int | None
+    rows: int
 
 
 class TorchLlama:
-    """Weights and cache on one device; activations and cache in `dtype`."""
+    """Weights and cache on one device; activations and cache in `dtype`.
+
+    Args:
+        capture: how decode steps are captured; not at all where absent.
+
+    Raises:
+        ModelInvalid: the kernels of the device do not take this network.
+    """
 
     mapped_bytes = 0
 
@@ -40,75 +66,152 @@ class TorchLlama:
         weight_dtype: torch.dtype,
         block_size: int,
         max_position: int,
+        capture: Capture | None = None,
     ) -> None:
-        self._device, self._dtype, self._block_size = device, dtype, block_size
-        self._model = LlamaModel(
-            checkpoint, device=device, dtype=dtype, weight_dtype=weight_dtype, max_position=max_position
-        )
         self.spec = checkpoint.spec
+        self._device, self._dtype, self._block_size = device, dtype, block_size
+        self._table_width = -(-max_position // block_size)
+        self._shape, self._processors = _attention_shape(checkpoint, device, dtype)
+        self._model = LlamaModel(
+            checkpoint,
+            select(device),
+            device=device,
+            dtype=dtype,
+            weight_dtype=weight_dtype,
+            max_position=max_position,
+        )
         self.num_parameters = self._model.num_parameters
-        self._cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._cache: list[KVCache] = []
+        self._staging = Staging(device)
+        self._graphs = DecodeGraphs(capture) if capture is not None else None
+
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Batch sizes of the decode steps that are captured."""
+        return self._graphs.sizes if self._graphs is not None else ()
 
     def allocate_cache(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values [blocks, block_size, kv_heads, head_dim] of each layer."""
         shape = (num_blocks, self._block_size, self.spec.num_kv_heads, self.spec.head_dim)
 
         def zeros() -> torch.Tensor:
-            # Written, not merely reserved: a padded row of a block table reads block 0, and memory that is not there
-            # should fail now, not under load.
+            # Written, not merely reserved: memory that is not there should fail now, not under load.
             return torch.empty(shape, dtype=self._dtype, device=self._device).zero_()
 
-        self._cache = [(zeros(), zeros()) for _ in range(self.spec.num_layers)]
-        return self._cache
+        self._cache = [KVCache(zeros(), zeros()) for _ in range(self.spec.num_layers)]
+        return [(cache.key, cache.value) for cache in self._cache]
+
+    def release_cache(self) -> None:
+        """Let go of the cache, and of what was captured with it."""
+        self._cache = []
+        self.capture(())
+
+    def reserve(self, largest: LargestSteps) -> None:
+        """Set memory aside for the inputs of the largest step. Captured steps are let go: they have other addresses."""
+        self.capture(())
+        seqs, tokens = largest.max_num_seqs, max(largest.max_batched_tokens, largest.max_num_seqs)
+        self._staging.reserve(step_bytes(tokens=tokens, seqs=seqs, width=self._table_width, logits=tokens))
+
+    def sizes_to_capture(self, max_num_seqs: int) -> tuple[int, ...]:
+        """Batch sizes for which decode steps should be captured; none where nothing is."""
+        return bucket_sizes(max_num_seqs) if self._graphs is not None else ()
+
+    def capture(self, sizes: Sequence[int]) -> None:
+        """Capture decode steps of these batch sizes, in place of those before. Needs the cache."""
+        if self._graphs is not None:
+            self._graphs.capture(sizes, self._begin_captured)
 
     def prepare(self, seqs: Sequence[SequenceInput]) -> TorchStep:
-        """Tensors for one step of these sequences."""
-        query_lens = np.array([len(seq.tokens) for seq in seqs], dtype=np.int32)
-        seq_lens = np.array([seq.start + len(seq.tokens) for seq in seqs], dtype=np.int32)
-        ends = np.cumsum(query_lens)
-        table = np.zeros((len(seqs), max(len(seq.blocks) for seq in seqs)), dtype=np.int32)
-        positions = np.empty(int(ends[-1]), dtype=np.int64)
-        slots = np.empty_like(positions)
-        for row, seq in enumerate(seqs):
-            table[row, : len(seq.blocks)] = seq.blocks
-            where = np.arange(seq.start, int(seq_lens[row]))
-            span = slice(int(ends[row] - query_lens[row]), int(ends[row]))
-            positions[span] = where
-            slots[span] = table[row, where // self._block_size] * np.int64(self._block_size) + where % self._block_size
-        tokens = np.fromiter((token for seq in seqs for token in seq.tokens), dtype=np.int64, count=len(positions))
-        wanted = [np.arange(end - seq.num_logits, end) for end, seq in zip(ends.tolist(), seqs, strict=True)]
-        metadata = AttentionMetadata(
-            block_table=self._to_device(table),
-            seq_lens=self._to_device(seq_lens),
-            query_start_loc=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
-            slot_mapping=self._to_device(slots),
-            host_seq_lens=seq_lens,
-            host_query_lens=query_lens,
-        )
-        return TorchStep(
-            token_ids=self._to_device(tokens),
-            positions=self._to_device(positions),
-            metadata=metadata,
-            attention=TorchAttention(metadata, self._block_size),
-            logit_rows=self._to_device(np.concatenate(wanted).astype(np.int64)),
-        )
+        """One step of these sequences. At most two may be prepared that were not run yet."""
+        size = self._graphs.size_for(len(seqs)) if self._graphs is not None and is_decode(seqs) else None
+        return self._prepare(seqs, size)
+
+    def forward(self, step: TorchStep) -> torch.Tensor:
+        """Logits [R, vocab], float32, on the device; good until the next step."""
+        return self._run(step)[0][: step.rows]
+
+    def launch_greedy(self, step: TorchStep) -> Callable[[], list[tuple[int, float]]]:
+        """Begin a step; what comes back waits for it, and gives the highest of each row of logits and its token.
+
+        Of equal ones the lowest token counts; NaN if any of the row is.
+        """
+        waiting: Awaited = read_back(self._run(step)[1])
+
+        def result() -> list[tuple[int, float]]:
+            logits, tokens = waiting()[:, : step.rows].tolist()
+            return list(zip(map(int, tokens), logits, strict=True))
+
+        return result
 
     @torch.inference_mode()
-    def forward(self, step: TorchStep) -> torch.Tensor:
-        """Logits [R, vocab], float32."""
-        return self._model.forward(
-            step.token_ids,
-            step.positions,
-            self._cache,
-            step.metadata.slot_mapping,
-            step.attention,
-            step.logit_rows,
+    def _run(self, step: TorchStep) -> Results:
+        if step.size is not None and self._graphs is not None:
+            return self._graphs.replay(step.size, step.bundle)
+        step.bundle.send()
+        return self._compute(step)
+
+    def _compute(self, step: TorchStep) -> Results:
+        """Logits [R, vocab], and of each row the highest and its token as [2, R] float64, which holds both."""
+        logits = self._model.forward(
+            step.token_ids, step.positions, self._cache, step.slot_mapping, step.plan, step.logit_rows
+        )
+        best = logits.max(dim=-1)
+        return logits, torch.stack((best.values.double(), best.indices.double()))
+
+    @torch.inference_mode()
+    def _begin_captured(self, size: int) -> tuple[Bundle, Run]:
+        step = self._prepare((), size)
+        return step.bundle, torch.inference_mode()(lambda: self._compute(step))
+
+    def _prepare(self, seqs: Sequence[SequenceInput], size: int | None) -> TorchStep:
+        width = None if size is None else self._table_width
+        arrays = step_arrays(seqs, self._block_size, places=size, width=width)
+        bundle = self._staging.begin(
+            step_bytes(
+                tokens=len(arrays.token_ids),
+                seqs=len(arrays.seq_lens),
+                width=arrays.block_table.shape[1],
+                logits=len(arrays.logit_rows),
+            )
+        )
+        return TorchStep(
+            bundle=bundle,
+            token_ids=bundle.put(arrays.token_ids),
+            positions=bundle.put(arrays.positions),
+            slot_mapping=bundle.put(arrays.slot_mapping),
+            logit_rows=bundle.put(arrays.logit_rows),
+            plan=self._plan(arrays, bundle, size),
+            size=size,
+            rows=sum(seq.num_logits for seq in seqs),
         )
 
-    def greedy_tokens(self, step: TorchStep) -> list[tuple[int, float]]:
-        """For each row of logits the highest and its token; NaN if any of them is."""
-        best = self.forward(step).max(dim=-1)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    def _plan(self, arrays: StepArrays, bundle: Bundle, size: int | None) -> AttentionPlan:
+        host_seq_lens = arrays.seq_lens
+        if size is not None:
+            # A captured step is cut up for the longest context that it may meet.
+            host_seq_lens = host_seq_lens.copy()
+            host_seq_lens[:] = self._table_width * self._block_size
+        return plan_attention(
+            bundle.put(arrays.block_table),
+            bundle.put(arrays.seq_lens),
+            bundle.put(arrays.query_start_loc),
+            host_seq_lens=host_seq_lens,
+            host_query_lens=arrays.query_lens,
+            shape=self._shape,
+            processors=self._processors,
+            to_device=bundle.put,
+        )
 
-    def _to_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+def _attention_shape(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[AttentionShape, int]:
+    """What the attention is cut up by: heads, and the device's multiprocessors."""
+    spec = checkpoint.spec
+    if device.type != "cuda":
+        # The reference takes sequences whole, of any heads, also of such as the kernels of a GPU do not take.
+        return AttentionShape(1, 1, 64, dtype.itemsize), 1
+    try:
+        check_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    except ValueError as error:
+        raise ModelInvalid(f"the kernels on a GPU do not take this model: {error}") from error
+    shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
+    return shape, torch.cuda.get_device_properties(device).multi_processor_count
