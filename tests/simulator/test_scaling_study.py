@@ -74,6 +74,12 @@ def test_the_search_takes_the_cheapest_that_reaches_the_goal() -> None:
     assert knobs == {"replicas": 1.0}, "and of those the cheapest"
 
 
+def test_the_search_looks_between_the_best_and_its_cheaper_neighbour() -> None:
+    setup = set_up(construct("steps"), Conditions(), "8b", copies=1)
+    knobs, _, _ = search("hpa", setup, 0.9, lambda knobs: Score(float(knobs["target"] <= 40.0), 100 / knobs["target"]))
+    assert knobs["target"] == 40.0, "of 64, 48, 32 and then 40 and 44"
+
+
 def found(policy: str, attainment: float, hours: float) -> Found:
     figures = {
         "slo_attainment": [attainment] * 3,

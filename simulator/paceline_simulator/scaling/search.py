@@ -21,7 +21,7 @@ TARGETS = (64.0, 48.0, 32.0, 24.0, 16.0, 12.0, 8.0, 6.0, 4.0, 2.0)
 QUEUES = (16.0, 8.0, 4.0, 2.0, 1.0)
 WINDOWS = (60.0, 300.0, 600.0, 1200.0)
 COVERAGES = (0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)
-OURS = ((60.0, 120.0), (30.0, 120.0), (60.0, 300.0), (10.0, 300.0))
+OURS = ((60.0, 120.0), (120.0, 120.0), (30.0, 120.0), (60.0, 300.0), (10.0, 300.0))
 """Seconds of smoothing, and of the window for scaling down."""
 
 
@@ -69,20 +69,39 @@ class Score:
 def search(policy: str, setup: Setup, goal: float, score: Callable[[Knobs], Score]) -> tuple[Knobs, Score, int]:
     """The cheapest settings that reach the goal, else those that come nearest; their score, and how many were tried.
 
-    A line is left as soon as it reaches the goal or costs more than what has reached it: what follows costs more.
+    A line is left as soon as it reaches the goal or costs more than what has reached it: what follows costs more. At
+    last two values between the best and its cheaper neighbour are tried.
     """
     best: tuple[Knobs, Score] | None = None
+    cheaper: Knobs | None = None
     tried = 0
     for line in lines(policy, setup):
-        for knobs in line:
+        for before, knobs in zip([None, *line], line, strict=False):
             found = score(knobs)
             tried += 1
             if best is None or _better(found, best[1], goal):
-                best = (knobs, found)
+                best, cheaper = (knobs, found), before
             if found.attainment >= goal or (best[1].attainment >= goal and found.gpu_hours > best[1].gpu_hours):
                 break
     assert best is not None, "every policy has settings to try"
+    for _ in range(2):
+        middle = _between(cheaper, best[0])
+        if middle is None:
+            break
+        found = score(middle)
+        tried += 1
+        if _better(found, best[1], goal):
+            best = (middle, found)
+        else:
+            cheaper = middle
     return best[0], best[1], tried
+
+
+def _between(cheaper: Knobs | None, dearer: Knobs) -> Knobs | None:
+    """The setting half way from one to its neighbour; None where nothing is between."""
+    if cheaper is None or "replicas" in dearer:
+        return None
+    return {name: (cheaper[name] + value) / 2.0 for name, value in dearer.items()}
 
 
 def _better(one: Score, other: Score, goal: float) -> bool:
