@@ -44,7 +44,8 @@ class IdentitySpec(Model):
             rule(
                 "self.matches('^[A-Za-z0-9-]+$') && "
                 "!(self.lowerAscii() in "
-                "['host', 'content-length', 'authorization', 'transfer-encoding', 'connection'])",
+                "['host', 'content-length', 'authorization', 'transfer-encoding', 'connection', 'upgrade', 'expect', "
+                "'content-type', 'content-encoding', 'traceparent', 'tracestate'])",
                 "write the name of a header that something in front of the router sets, for example x-team",
             ),
             max_length=64,

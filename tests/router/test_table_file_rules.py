@@ -15,6 +15,8 @@ from paceline_router.table.cel import CelError, CelValueError, compile_cel
 from paceline_router.table.crd_rules import broken_rules, service_schema
 from paceline_router.table.file import FileSource, RoutesFileError, read_table
 from paceline_router.table.records import Table
+from paceline_router.wire.heads import TRACE_PARENT, TRACE_STATE
+from paceline_router.wire.request_head import _FRAMING
 
 Service = dict[str, Any]
 
@@ -205,6 +207,16 @@ def test_a_file_that_breaks_a_rule_is_refused_with_what_to_write(tmp_path: Path,
     with pytest.raises(RoutesFileError) as refused:
         read_table(write(tmp_path / "routes.json", service))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("header", [*_FRAMING.values(), "authorization", TRACE_PARENT, TRACE_STATE])
+def test_a_header_that_the_router_uses_itself_names_no_tenant(tmp_path: Path, header: str) -> None:
+    service = good()
+    del service["keysFile"]
+    for name in (header, header.title()):
+        service["tenancy"]["identity"] = {"from": "TrustedHeader", "header": name}
+        with pytest.raises(RoutesFileError, match="write the name of a header that something in front of the router"):
+            read_table(write(tmp_path / "routes.json", service))
 
 
 @pytest.mark.parametrize(
