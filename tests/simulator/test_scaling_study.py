@@ -46,6 +46,12 @@ def test_what_cannot_be_read_says_what_to_write(tmp_path: Path, text: str) -> No
         of(tmp_path, text)
 
 
+def test_the_beginning_of_a_trace_is_bounded_by_time_and_count() -> None:
+    trace = Trace("t", tuple(Arrival(float(second), 10, 1) for second in range(100)))
+    assert len(trace.first(10.0, 1000).arrivals) == 11
+    assert len(trace.first(1000.0, 5).arrivals) == 5
+
+
 def test_copies_share_no_blocks() -> None:
     trace = Trace("t", (Arrival(0.0, 1100, 5, (7, 8)), Arrival(1.0, 1100, 5, (7, 8))))
     made = requests(trace, 2, 0.5, seed=1)
@@ -119,10 +125,13 @@ def test_the_command_writes_results_and_a_plot(tmp_path: Path) -> None:
     trace.write_text("".join(f"{second},2000,50\n" for second in range(600)))
     out = tmp_path / "out"
     arguments = [str(trace), "--policy", "paceline,hpa,static", "--seeds", "2", "--copies", "1", "--start-up", "20"]
+    arguments += ["--limit", "500", "--exact", "--outage", "400-450", "--failure", "430"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
     assert result.exit_code == 0, result.output
     content = json.loads((out / "results.json").read_text())
     assert content["schema"] == "paceline.results/v1"
+    assert content["rows"][0]["params"]["requests"] == 500
+    assert content["rows"][0]["params"]["failures_s"] == [430.0]
     rows = {(row["work"], row["system"], row["metric"]) for row in content["rows"]}
     metrics = ("slo_attainment", "gpu_hours", "violations", "flaps")
     assert rows == {("small", policy, metric) for policy in ("paceline", "hpa", "static") for metric in metrics}

@@ -38,9 +38,9 @@ class Trace:
         """Seconds until its last arrival."""
         return self.arrivals[-1].at
 
-    def before(self, at: float) -> Trace:
-        """What arrives before a time."""
-        return replace(self, arrivals=tuple(one for one in self.arrivals if one.at < at))
+    def first(self, seconds: float, count: int) -> Trace:
+        """Its beginning: what arrives within so many seconds, and of that the first so many requests."""
+        return replace(self, arrivals=tuple(one for one in self.arrivals[:count] if one.at <= seconds))
 
 
 def read(path: Path) -> Trace:

@@ -19,7 +19,7 @@ from .constructed import RULES, construct
 from .fleet import Conditions
 from .plot import steps
 from .search import POLICIES
-from .setup import MODELS, Setup, set_up
+from .setup import MODELS, MOST_REQUESTS, Setup, set_up
 from .study import OURS, Found, interval, rows, study, verdict
 
 EXIT_WRONG_USE = 2
@@ -51,6 +51,8 @@ def scaling(
     failure: Annotated[
         list[float] | None, typer.Option(help="Second at which the busiest replica dies; several times.")
     ] = None,
+    hours: Annotated[float, typer.Option(min=0.01, help="Only so much of the trace's beginning.")] = 2.0,
+    limit: Annotated[int, typer.Option(min=10, help="And of that so many of the first requests.")] = MOST_REQUESTS,
     exact: Annotated[bool, typer.Option("--exact", help="Score with the router's own choice of a replica.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
 ) -> None:
@@ -72,7 +74,12 @@ def scaling(
         raise typer.BadParameter(f"write one of {', '.join(MODELS)}, not {model!r}", param_hint="--model")
     conditions = Conditions(start_up, tuple(_span(text) for text in outage or ()), tuple(failure or ()))
     try:
-        setup = set_up(_trace(trace), conditions, model, copies, ttft, tpot)
+        whole = _trace(trace)
+        part = whole.first(3600.0 * hours, limit)
+        if len(part.arrivals) < len(whole.arrivals):
+            told = f"the first {len(part.arrivals):,} of {len(whole.arrivals):,} requests, {part.length / 3600:.2f} h"
+            typer.echo(f"{told}; see --hours and --limit", err=True)
+        setup = set_up(part, conditions, model, copies, ttft, tpot)
     except TraceError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
@@ -83,7 +90,7 @@ def scaling(
         title = f"{setup.trace.name}: replicas asked for"
         length = setup.trace.length
         svg = steps(title, [(one.policy, one.changes) for one in found], length, length / 2.0)
-        typer.echo(f"written: {write(out, rows(setup, found, goal, numbers))}")
+        typer.echo(f"written: {write(out, rows(setup, found, goal, numbers, exact))}")
         (out / "plot.svg").write_text(svg, encoding="utf-8")
         typer.echo(f"written: {out / 'plot.svg'}")
 

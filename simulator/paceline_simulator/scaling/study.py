@@ -146,7 +146,7 @@ def verdict(ours: Found, peer: Found, goal: float) -> str:
     return f"not met: {text}, {missed:.0f} violations to {their_missed:.0f}"
 
 
-def rows(setup: Setup, found: Sequence[Found], goal: float, seeds: Sequence[int]) -> list[Row]:
+def rows(setup: Setup, found: Sequence[Found], goal: float, seeds: Sequence[int], exact: bool = False) -> list[Row]:
     """For the archive: means over seeds, with the half width of their interval in `params`."""
     made = []
     for one in found:
@@ -157,6 +157,10 @@ def rows(setup: Setup, found: Sequence[Found], goal: float, seeds: Sequence[int]
             "start_up_s": setup.conditions.start_up,
             "ttft_s": setup.objectives.ttft,
             "tpot_s": setup.objectives.tpot,
+            "outages_s": [list(span) for span in setup.conditions.outages],
+            "failures_s": list(setup.conditions.failures),
+            "requests": len(setup.trace.arrivals),
+            "exact": exact,
             "goal": goal,
             "seeds": list(seeds),
             "settings": dict(one.knobs),
