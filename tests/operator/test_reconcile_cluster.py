@@ -537,8 +537,8 @@ async def test_a_newer_operator_changes_nothing_until_somebody_upgrades(world, m
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         asked = make_service(replicas=2, runtime={"maxNumSeqs": 8})
         asked["metadata"]["annotations"] = {
-            "paceline.io/upgrade": json.dumps({"at": at, **upgrade}),
-            "kubernetes.io/change-cause": "faster kernels",
+            "paceline.io/upgrade": json.dumps({"at": at, "why": "faster kernels", **upgrade}),
+            "kubernetes.io/change-cause": "of an edit before",
         }
         await world.apply(asked)
 
