@@ -2,9 +2,10 @@
 
 | module | subject |
 |---|---|
-| `interface` | what both sides offer, with shapes and types; `select` picks one by device |
+| `interface` | what each side offers, with shapes and types; `select` picks one by device |
 | `plan` | on the host, before a step: which sequence goes to which attention kernel, in what pieces |
 | `tiling` | pure: sizes of tiles, and why |
+| `cpu` | PyTorch where it is fast on a CPU |
 | `reference` | plain PyTorch, for every device; sums in float32 |
 | `gpu` | the same functions on Triton: checks, grids, launches |
 | `device` | the Triton code itself |

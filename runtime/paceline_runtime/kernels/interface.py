@@ -1,6 +1,6 @@
 """What the network and the sampler ask of the kernels, whatever the device.
 
-`reference` and `gpu` are two modules with these functions; type checking holds them to one signature.
+`gpu`, `cpu` and `reference` are modules with these functions; type checking holds them to one signature.
 
 Letters in shapes: T tokens and B sequences in a step, H query heads, K key-value heads (each serves H / K neighbouring
 query heads), D elements of a head, R rows of logits, V vocabulary.
@@ -100,7 +100,7 @@ class AttentionOptions:
 
 
 class Kernels(Protocol):
-    """The functions of `reference` and of `gpu`."""
+    """The functions of `gpu`, `cpu` and `reference`."""
 
     def decode_attention(
         self,
@@ -190,11 +190,17 @@ class Kernels(Protocol):
 
 
 def select(device: torch.device) -> Kernels:
-    """Triton on a GPU, PyTorch elsewhere."""
+    """Triton on a GPU, PyTorch on a CPU.
+
+    Raises:
+        ValueError: for another kind of device.
+    """
     if device.type == "cuda":
         from paceline_runtime.kernels import gpu
 
         return gpu
-    from paceline_runtime.kernels import reference
+    if device.type == "cpu":
+        from paceline_runtime.kernels import cpu
 
-    return reference
+        return cpu
+    raise ValueError(f"there are kernels for cuda and cpu, none for {device.type}")

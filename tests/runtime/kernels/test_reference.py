@@ -1,4 +1,4 @@
-"""The references hold against PyTorch's own functions."""
+"""The references hold against PyTorch's own functions, and the CPU's kernels against them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline_runtime.kernels import reference
+from paceline_runtime.kernels.cpu.attention import MAX_PADDING, groups
 from paceline_runtime.kernels.interface import AttentionOptions, KVCache, select
 from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
 
@@ -163,5 +164,27 @@ def test_sampling_keeps_the_first_tokens_and_draws_from_the_likeliest_down() -> 
     assert high.tolist() == [3, 1, 1, 1, 0]
 
 
-def test_a_cpu_has_the_references() -> None:
-    assert select(torch.device("cpu")) is reference
+@pytest.mark.parametrize("options", [AttentionOptions(0.3), AttentionOptions(0.3, window=5, soft_cap=3.0)])
+def test_the_kernels_of_a_cpu_compute_what_the_references_do(options: AttentionOptions) -> None:
+    new, before = [1, 9, 1, 8, 0, 1, 1], [16, 0, 0, 3, 5, -1, 61]
+    plan, slots = step(new, before)
+    _, _, cache = filled(slots)
+    query = torch.randn(sum(new), HEADS, DIM)
+    out = torch.full_like(query, torch.nan)
+    kernels = select(torch.device("cpu"))
+    kernels.decode_attention(query, cache, plan, options, out)
+    kernels.varlen_attention(query, cache, plan, options, out)
+    torch.testing.assert_close(out, attend(plan, cache, query, options))
+
+
+def test_decodes_that_share_a_product_are_of_similar_length() -> None:
+    lengths = np.array([100, 3, 0, 90, 4, 1000], dtype=np.int32)
+    cut = groups(lengths)
+    assert sorted(index for group in cut for index in group.tolist()) == [0, 1, 3, 4, 5]
+    for group in cut:
+        assert lengths[group].max() * len(group) <= MAX_PADDING * lengths[group].sum()
+
+
+def test_a_device_without_kernels_is_refused() -> None:
+    with pytest.raises(ValueError, match="none for mps"):
+        select(torch.device("mps"))

@@ -72,18 +72,18 @@ def _compile(arguments: argparse.Namespace) -> int:
     import torch
     import triton
 
-    from paceline_runtime.kernels.check.compile import compile_all, table
+    from paceline_runtime.kernels.check.compile import HEADER, compile_all, line
     from paceline_runtime.kernels.check.variants import compile_variants
 
     torch.set_num_threads(1)
+    print(f"Triton {triton.__version__}, torch {torch.__version__}", HEADER, sep="\n", flush=True)
     seen: set[tuple[object, ...]] = set()
     rows = []
     for row in compile_all(compile_variants(full=arguments.full), arguments.arch or (80, 90)):
         if (key := (row.kernel, row.variant, row.arch)) not in seen:
             seen.add(key)
             rows.append(row)
-    print(f"Triton {triton.__version__}, torch {torch.__version__}")
-    print(table(rows))
+            print(line(row), flush=True)
     too_large = [row for row in rows if not row.fits]
     for row in too_large:
         print(f"{row.kernel} ({row.variant}) takes {row.shared} bytes of shared memory, more than sm_{row.arch} has")

@@ -134,14 +134,12 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def table(rows: Iterable[Compiled]) -> str:
-    """For people."""
-    lines = [
-        f"{'kernel':<20}{'sm':>3}{'warps':>6}{'regs':>6}{'stack':>6}{'shared':>8}{'per SM':>7}{'seconds':>8}  variant"
-    ]
-    for r in rows:
-        lines.append(
-            f"{r.kernel.removesuffix('_kernel'):<20}{r.arch:>3}{r.warps:>6}{r.registers:>6}{r.stack:>6}{r.shared:>8}"
-            f"{r.programs:>7}{r.seconds:>8.1f}  {r.variant}"
-        )
-    return "\n".join(lines)
+HEADER = f"{'kernel':<16}{'sm':>3}{'warps':>6}{'regs':>6}{'stack':>6}{'shared':>8}{'per SM':>7}{'seconds':>8}  variant"
+
+
+def line(r: Compiled) -> str:
+    """For people, below `HEADER`."""
+    return (
+        f"{r.kernel.removesuffix('_kernel'):<16}{r.arch:>3}{r.warps:>6}{r.registers:>6}{r.stack:>6}{r.shared:>8}"
+        f"{r.programs:>7}{r.seconds:>8.1f}  {r.variant}"
+    )
