@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from paceline_kube import CONFIGMAPS, DEPLOYMENTS, PODS, JsonObject
+from paceline_kube import CONFIGMAPS, DEPLOYMENTS, PODS, AlreadyExists, JsonObject
 
 pytestmark = pytest.mark.cluster
 
@@ -68,7 +71,7 @@ class Replicas:
 
 
 @asynccontextmanager
-async def running(world: Any, **settings: Any) -> AsyncIterator[tuple[Any, Replicas]]:
+async def running(world: Any, drift_seconds: float = 0.5, **settings: Any) -> AsyncIterator[tuple[Any, Replicas]]:
     """The operator with a quick look at drift, and a kubelet whose pods answer."""
     replicas = Replicas(world)
 
@@ -87,7 +90,7 @@ async def running(world: Any, **settings: Any) -> AsyncIterator[tuple[Any, Repli
                 await world.set_pod(pod, status)
             await asyncio.sleep(0.1)
 
-    async with world.operator(drift_seconds=0.5, **settings) as operator:
+    async with world.operator(drift_seconds=drift_seconds, **settings) as operator:
         task = asyncio.create_task(kubelet())
         try:
             yield operator, replicas
@@ -97,11 +100,11 @@ async def running(world: Any, **settings: Any) -> AsyncIterator[tuple[Any, Repli
             await replicas.stop()
 
 
-def in_sync(world: Any, reason: str) -> Awaitable[Any]:
+def in_sync(world: Any, reason: str, seconds: float = 30.0) -> Awaitable[Any]:
     async def check() -> bool:
         return bool((await world.condition("chat", "ConfigInSync")).get("reason") == reason)
 
-    return world.until(check, f"ConfigInSync is {reason}", 30.0)
+    return world.until(check, f"ConfigInSync is {reason}", seconds)
 
 
 async def fields(world: Any) -> set[tuple[str, str, str]]:
@@ -242,3 +245,99 @@ async def test_a_pod_of_an_older_revision_that_was_left_behind_is_told(world, ma
         assert ("paceline.io/pool-hash", pod["metadata"]["labels"]["paceline.io/pool-hash"], "feedfeed00") in (
             await fields(world)
         )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to drift: what is done, what the condition says then, and what the fleet is."""
+
+    act: Callable[[Any, Replicas], Awaitable[None]]
+    reason: str = "Drifted"
+    repaired: bool = True
+
+
+async def _edit(world: Any, replicas: Replicas) -> None:
+    await edit_deployment(world)
+
+
+async def _remake_config(world: Any, replicas: Replicas) -> None:
+    """Under the operator's eyes it would be made anew before anybody could put other data there."""
+    [config] = await world.all(CONFIGMAPS)
+    data = {"config.json": config["data"]["config.json"].replace('"maxNumSeqs": 32', '"maxNumSeqs": 64')}
+    other = {"metadata": {k: config["metadata"][k] for k in ("name", "labels", "ownerReferences")}, "data": data}
+    while True:
+        await world.client.delete(CONFIGMAPS, config["metadata"]["name"], world.namespace)
+        try:
+            await world.client.create(CONFIGMAPS, other, world.namespace)
+            return
+        except AlreadyExists:
+            continue
+
+
+async def _leave_behind(world: Any, replicas: Replicas) -> None:
+    pod = (await world.all(PODS))[0]
+    labels = {**pod["metadata"]["labels"], "paceline.io/pool-hash": "feedfeed00"}
+    labels.pop("pod-template-hash")
+    spec = {"containers": [{"name": "runtime", "image": "x", "env": []}], "volumes": pod["spec"]["volumes"]}
+    await world.client.create(
+        PODS, {"metadata": {"name": "left-behind", "labels": labels}, "spec": spec}, world.namespace
+    )
+
+
+async def _overridden_pod(world: Any, replicas: Replicas) -> None:
+    """A pod of the pool with a setting of ours in its environment, as an admission webhook may put it there."""
+    pod = (await world.all(PODS))[0]
+    labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != "pod-template-hash"}
+    spec = copy.deepcopy(pod["spec"])
+    for field in ("nodeName", "topologySpreadConstraints"):
+        spec.pop(field, None)
+    spec["containers"][0]["env"].append({"name": "PACELINE_MAX_NUM_SEQS", "value": "4"})
+    await world.client.create(
+        PODS, {"metadata": {"name": "overridden", "labels": labels}, "spec": spec}, world.namespace
+    )
+
+
+def _reports(change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Callable[[Any, Replicas], Awaitable[None]]:
+    async def act(world: Any, replicas: Replicas) -> None:
+        odd = (await world.all(PODS))[0]["metadata"]["uid"]
+        replicas.override = lambda pod, config: change(config) if pod["metadata"]["uid"] == odd else config
+
+    return act
+
+
+def _other_value(config: dict[str, Any]) -> dict[str, Any]:
+    return config | {"parameters": config["parameters"] | {"maxNumSeqs": {"value": 7, "origin": "flag"}}}
+
+
+KINDS = {
+    "a Deployment edited by hand": Kind(_edit),
+    "a ConfigMap deleted and made anew with other data": Kind(_remake_config),
+    "an environment variable of ours set in a pod": Kind(_overridden_pod),
+    "a pod of an older revision left behind": Kind(_leave_behind),
+    "a replica that reports other values": Kind(_reports(_other_value)),
+    "a replica that reports other weights": Kind(_reports(lambda config: config | {"model_digest": "sha256:b"})),
+    "a replica that reports nothing": Kind(_reports(lambda config: None), reason="NotKnown", repaired=False),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_kind_of_drift_is_told_and_put_right_at_the_intervals_that_are_shipped(
+    world: Any, make_service: Any, kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    """The table in docs/reference/drift-and-faults.md: run it with `-rP` to see the seconds."""
+    async with running(world, drift_seconds=30.0, settle=2.0) as (operator, replicas):
+        await world.apply(make_service(replicas=2, driftPolicy="Repair"))
+        await world.until_ready()
+        await in_sync(world, "InSync", 90.0)
+        began = time.monotonic()
+        await KINDS[kind].act(world, replicas)
+        await in_sync(world, KINDS[kind].reason, 90.0)
+        told = time.monotonic() - began
+        record_property("told_s", round(told, 1))
+        print(f"{kind}: told after {told:.1f} s")
+        if KINDS[kind].repaired:
+            await in_sync(world, "InSync", 180.0)
+            print(f"{kind}: in sync again after {time.monotonic() - began:.1f} s")
+            record_property("repaired_s", round(time.monotonic() - began, 1))
+        assert operator.errors == []

@@ -69,7 +69,7 @@ class Told:
 class Operator:
     """The real informers, queue and worker around a reconciler, without election and front door."""
 
-    def __init__(self, client: KubeClient, namespace: str, **settings: Any) -> None:
+    def __init__(self, client: KubeClient, namespace: str, *, settle: float = 0.1, **settings: Any) -> None:
         self.told = Told()
         self.passes = 0
         self.errors: list[KubeError] = []
@@ -90,7 +90,7 @@ class Operator:
             changed=self._queue.add,
             clock=time.monotonic,
             interval=told.drift_seconds,
-            settle=0.1,
+            settle=settle,
             config_map=lambda namespace, name: client.get(CONFIGMAPS, name, namespace),
         )
         self.schemas = SchemaKeeper(crd=lambda name: client.get(CRDS, name), changed=self._look_at_all)
