@@ -100,11 +100,13 @@ def router(
         figures = measure(
             routers, wanted, terms, programs, backends, folder, lambda text: console.print(text, highlight=False)
         )
-        found = list(rows(figures, terms))
+        found: list[Row] = []
         if requests:
             for running in (r for r in routers if r.system.name == OURS):
                 console.print(f"{requests:,} requests to {running.system.key}", highlight=False)
                 found += memory.watch(running, requests, programs, folder, figures)
+        # After the last request, so that all that went unanswered is in there.
+        found = [*rows(figures, terms), *found]
     content = document(
         found, versions("uvloop", "httptools", "msgspec", "aiohttp"), [{"load1": load_average(), "cores": cores()}]
     )
