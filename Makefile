@@ -8,7 +8,7 @@ RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE,)
 PYTEST := $(BIN)/python -m pytest $(RERUNS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo demo-down test test-fast test-router-compiled e2e lint format crds router-compiled bench soak
+.PHONY: help install lock demo demo-down test test-fast test-router-compiled e2e lint format crds router-compiled bench gpu-check gpu-pack soak
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-21s %s\n", $$1, $$2}'
@@ -62,8 +62,9 @@ test: built ## units, integration and the short end-to-end test
 router-compiled: $(STAMP) ## the router's hot path as machine code, in build/router (needs a C compiler)
 	$(BIN)/python router/compile.py build/router
 
-test-router-compiled: router-compiled ## the router's tests on that build
-	PYTHONPATH=build/router PACELINE_ROUTER_BUILD=compiled $(PYTEST) -m "not cluster and not model and not long" tests/router
+test-router-compiled: $(STAMP) ## the router's tests on such a build, made without optimisation
+	MYPYC_OPT_LEVEL=0 $(BIN)/python router/compile.py build/router-test
+	PYTHONPATH=build/router-test PACELINE_ROUTER_BUILD=compiled $(PYTEST) -m "not cluster and not model and not long" tests/router
 
 e2e: built ## the long end-to-end chain on a real API server
 	$(PYTEST) -m "long" --durations=15 e2e
@@ -75,6 +76,12 @@ bench: router-compiled ## engine, server, scheduler and router, side by side wit
 	$(BIN)/python -m paceline_bench router --out results/router
 	$(BIN)/python -m paceline_bench router-loss --out results/router-loss
 	$(BIN)/python -m paceline_bench router-tenants --settings slots,queue --out results/router-tenants
+
+gpu-check: $(STAMP) ## the engine on a GPU: is it right there, how fast; without one a dry run
+	PYTHON=$(BIN)/python bench/gpu-check.sh results/gpu
+
+gpu-pack: $(STAMP) ## wheels for bench/gpu-check.sh on a machine without a network, into .whl
+	$(BIN)/python -m paceline_bench.gpu.pack .whl
 
 soak: $(STAMP) ## one replica under mixed load for 30 minutes, and under 20,000 short requests
 	$(BIN)/python -m paceline_bench soak --minutes 30 --out results/soak

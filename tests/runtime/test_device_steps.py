@@ -13,7 +13,7 @@ from paceline_runtime.config import resolve
 from paceline_runtime.engine.llm import LLMEngine
 from paceline_runtime.messages import SamplingParams
 from paceline_runtime.model.checkpoint import Checkpoint
-from paceline_runtime.model.device.graphs import DecodeGraphs, plain_capture
+from paceline_runtime.model.device.graphs import DecodeGraphs, no_graphs
 from paceline_runtime.model.device.memory import LargestSteps
 from paceline_runtime.model.inputs import SequenceInput
 from paceline_runtime.model.safetensors_checkpoint import SafetensorsCheckpoint
@@ -38,7 +38,7 @@ def make(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, *, captured
         weight_dtype=dtype,
         block_size=BLOCK,
         max_position=128,
-        capture=plain_capture if captured else None,
+        graphs=no_graphs if captured else None,
     )
     model.allocate_cache(BLOCKS)
     model.reserve(LargestSteps(64, 64, most, 128))
@@ -164,7 +164,7 @@ def test_the_engine_makes_the_same_tokens_with_captured_decodes(
         if captured:
             model = engine._runner.model
             assert isinstance(model, TorchLlama)
-            model._graphs = DecodeGraphs(plain_capture)
+            model._graphs = DecodeGraphs(no_graphs)
             model.capture(model.sizes_to_capture(4))
         outputs = run_engine(engine, requests)
         found.append({name: [t for o in of for t in o.new_token_ids] for name, of in outputs.items()})

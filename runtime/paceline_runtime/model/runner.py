@@ -12,7 +12,7 @@ from paceline_crds.runtime_config import WeightType
 from paceline_runtime.native import NativeUnavailable, load
 
 from .checkpoint import Checkpoint
-from .device.graphs import cuda_capture
+from .device.graphs import cuda_graphs
 from .device.memory import CudaProbe, LargestSteps, MemoryProbe, MemoryProfile, profile_memory
 from .inputs import SequenceInput
 from .native_llama import NativeLlama, NativeStep, unsupported
@@ -83,7 +83,7 @@ class ModelRunner:
                 weight_dtype=self.weight_dtype,
                 block_size=block_size,
                 max_position=max_model_len,
-                capture=cuda_capture() if graphs and device.type == "cuda" else None,
+                graphs=cuda_graphs if graphs and device.type == "cuda" else None,
             )
         else:
             self.kernels = f"native-{library.isa}"

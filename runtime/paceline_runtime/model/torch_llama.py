@@ -49,7 +49,7 @@ class TorchLlama:
     """Weights and cache on one device; activations and cache in `dtype`.
 
     Args:
-        capture: how decode steps are captured; not at all where absent.
+        graphs: how decode steps are captured; not at all where absent.
 
     Raises:
         ModelInvalid: the kernels of the device do not take this network.
@@ -66,7 +66,7 @@ class TorchLlama:
         weight_dtype: torch.dtype,
         block_size: int,
         max_position: int,
-        capture: Capture | None = None,
+        graphs: Callable[[], Capture] | None = None,
     ) -> None:
         self.spec = checkpoint.spec
         self._device, self._dtype, self._block_size = device, dtype, block_size
@@ -83,7 +83,7 @@ class TorchLlama:
         self.num_parameters = self._model.num_parameters
         self._cache: list[KVCache] = []
         self._staging = Staging(device)
-        self._graphs = DecodeGraphs(capture) if capture is not None else None
+        self._graphs = DecodeGraphs(graphs) if graphs is not None else None
 
     @property
     def captured_sizes(self) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ Capture = Callable[[Run], tuple[Results, Callable[[], None]]]
 """Runs a step, and gives its results with what makes them anew from whatever its inputs then are."""
 
 
-def cuda_capture() -> Capture:
-    """CUDA graphs in one pool of memory."""
+def cuda_graphs() -> Capture:
+    """CUDA graphs in one new pool of memory, which lives as long as one of them."""
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -39,15 +39,19 @@ def cuda_capture() -> Capture:
     return capture
 
 
-def plain_capture(run: Run) -> tuple[Results, Callable[[], None]]:
-    """The same without graphs, on any device: each replay runs the step again, on the same inputs' addresses."""
-    results = run()
+def no_graphs() -> Capture:
+    """The same on any device: each replay runs the step again, on the same inputs' addresses."""
 
-    def replay() -> None:
-        for kept, new in zip(results, run(), strict=True):
-            kept.copy_(new)
+    def capture(run: Run) -> tuple[Results, Callable[[], None]]:
+        results = run()
 
-    return results, replay
+        def replay() -> None:
+            for kept, new in zip(results, run(), strict=True):
+                kept.copy_(new)
+
+        return results, replay
+
+    return capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,14 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """The captured steps, by number of sequences."""
+    """The captured steps, by number of sequences.
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    Args:
+        capturing: made anew each time that steps are captured: a pool whose graphs are gone takes no new ones.
+    """
+
+    def __init__(self, capturing: Callable[[], Capture]) -> None:
+        self._capturing = capturing
         self._sizes: tuple[int, ...] = ()
         self._captured: dict[int, _Captured] = {}
 
@@ -81,10 +89,11 @@ class DecodeGraphs:
             begin: a step of so many padded places: its inputs, and what runs it.
         """
         self._sizes, self._captured = (), {}
+        capture = self._capturing()
         for size in sorted(sizes, reverse=True):
             bundle, run = begin(size)
             bundle.send()
-            self._captured[size] = _Captured(bundle.nbytes, *self._capture(run))
+            self._captured[size] = _Captured(bundle.nbytes, *capture(run))
         self._sizes = tuple(sorted(sizes))
 
     def replay(self, size: int, bundle: Bundle) -> Results:

@@ -1,0 +1,71 @@
+"""Logits on given tokens in each type, as prompts and as decodes: how far from float32, beside transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from paceline_runtime.model.checkpoint import open_checkpoint
+from paceline_runtime.model.device.memory import LargestSteps
+from paceline_runtime.model.runner import ModelRunner, SequenceInput
+from paceline_runtime.model.source import locate
+
+from .models import SMALL, write_small
+from .record import Record
+
+TOKENS, DECODED = 160, 32
+"""Of the sequence, and how many of its last ones are computed one by one."""
+ALLOWED = 1.5
+"""Times the error of transformers in the same type on the same device: each rounds at other places."""
+EXACT = 1e-4
+"""Error of float32 as a share of the logits' size: sums in another order."""
+
+
+def run(record: Record) -> None:
+    """Errors of bf16, fp16 and float32 logits, as root mean squares over that of the logits."""
+    device = torch.device("cuda" if record.measuring else "cpu")
+    ids = [(7 * i * i + 3 * i) % (SMALL["vocab_size"] - 3) + 3 for i in range(TOKENS)]
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_small(Path(folder))
+        exact = _theirs(model, ids, torch.float32, torch.device("cpu"))
+        size = exact.square().mean().sqrt()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            name = str(dtype).removeprefix("torch.")
+            theirs = float((_theirs(model, ids, dtype, device) - exact).square().mean().sqrt() / size)
+            allowed = EXACT if dtype is torch.float32 else ALLOWED * theirs
+            for how, rows in _ours(model, ids, dtype, device).items():
+                error = float((rows - exact[-len(rows) :]).square().mean().sqrt() / size)
+                words = f"error {error:.1e} of the logits' size, {allowed:.1e} is allowed; transformers {theirs:.1e}"
+                record.check(f"logits {name} as {how}", error <= allowed, words)
+                record.figure("logits_error", error, "share", dtype=name, how=how)
+            record.figure("logits_error", theirs, "share", system="transformers", dtype=name, how="prompt")
+
+
+@torch.inference_mode()
+def _theirs(model: Path, ids: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device)
+    logits: torch.Tensor = loaded(torch.tensor([ids], device=device)).logits[0].float().cpu()
+    return logits
+
+
+def _ours(model: Path, ids: list[int], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Logits of all tokens as one prompt, and of the last ones as decodes after it."""
+    runner = ModelRunner(
+        open_checkpoint(locate(model.as_uri())), device=device, dtype=dtype, block_size=16, max_model_len=256
+    )
+    runner.allocate_cache(32)
+    largest = LargestSteps(max_batched_tokens=256, chunk_tokens=256, max_num_seqs=2, max_model_len=256)
+    runner.warm_up(largest)
+    # From all over the cache.
+    blocks = list(range(30, 8, -2))
+    prompt = runner.forward(runner.prepare([SequenceInput(ids, 0, blocks, len(ids))])).float().cpu()
+    start = len(ids) - DECODED
+    decodes = [
+        runner.forward(runner.prepare([SequenceInput([ids[at]], at, blocks, 1)])).float().cpu()
+        for at in range(start, len(ids))
+    ]
+    return {"prompt": prompt, "decodes": torch.cat(decodes)}

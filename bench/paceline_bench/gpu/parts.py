@@ -1,0 +1,100 @@
+"""The parts, one after the other, each in a process of its own: none takes another's time, or breaks it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .record import Check, Found, read
+
+GRACE_SECONDS = 5.0
+"""Between the time that a part is told and the time at which it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part and the seconds it may take."""
+
+    name: str
+    seconds: float
+
+
+PARTS = (
+    Part("kernels", 85),
+    Part("engine", 60),
+    Part("logits", 35),
+    Part("attention", 45),
+    Part("decode", 110),
+)
+"""Together with the grace of each under six minutes; what a part leaves over is nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a part ended.
+
+    Attributes:
+        ended: by itself and without an error; else `why` says what happened.
+    """
+
+    part: Part
+    seconds: float
+    ended: bool
+    why: str
+    found: Found
+
+    @property
+    def wrong(self) -> list[Check]:
+        """Checks that are not as they should be."""
+        return [check for check in self.found.checks if not check.good]
+
+
+def run_part(part: Part, folder: Path, command: Sequence[str], grace: float = GRACE_SECONDS) -> Outcome:
+    """Run one part.
+
+    Args:
+        folder: where its lines and its output go.
+        command: what is run; it is given the name, the file for its lines and its seconds.
+    """
+    lines, log = folder / f"{part.name}.jsonl", folder / f"{part.name}.log"
+    lines.unlink(missing_ok=True)
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, part.name, "--lines", str(lines), "--seconds", str(part.seconds)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(part.seconds + grace)
+            why = "" if code == 0 else f"it ended with {code}: {_last_line(log)}"
+        except subprocess.TimeoutExpired:
+            # With whatever it started.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            why = f"it was ended after {part.seconds + grace:.0f} s"
+    return Outcome(part, time.monotonic() - started, not why, why, read(lines))
+
+
+def run_parts(
+    parts: Sequence[Part], folder: Path, tell: Callable[[Outcome], None], command: Sequence[str] | None = None
+) -> list[Outcome]:
+    """Run parts in order; each outcome is told as soon as it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for part in parts:
+        outcomes.append(run_part(part, folder, command or (sys.executable, "-m", "paceline_bench.gpu.command", "part")))
+        tell(outcomes[-1])
+    return outcomes
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
