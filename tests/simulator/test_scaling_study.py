@@ -114,6 +114,14 @@ def test_better_is_a_fifth_cheaper_or_half_the_violations(
     assert verdict(found("paceline", *ours), found("hpa", *peer), 0.99).startswith("met") is met
 
 
+def test_a_saving_whose_interval_has_a_fifth_inside_is_not_known() -> None:
+    ours, peer = found("paceline", 0.995, 8.0), found("hpa", 0.995, 10.0)
+    ours.figures["gpu_hours"] = [7.0, 8.0, 9.0]
+    assert verdict(ours, peer, 0.99).startswith("not known")
+    ours.figures["gpu_hours"] = [9.5, 9.6, 9.7]
+    assert verdict(ours, peer, 0.99).startswith("not met")
+
+
 def test_one_seed_has_no_interval() -> None:
     assert interval([1.0]) == float("inf")
     assert interval([1.0, 1.0]) == 0.0
