@@ -27,6 +27,7 @@ class AttentionPlan:
         num_splits: parts of each decode's context, a power of two.
         tiles: [2, m], for each tile of the sequences with several new tokens: the sequence, and which of its new tokens
             is the tile's first.
+        tile_tokens: new tokens of each tile, the last of a sequence apart.
     """
 
     block_table: torch.Tensor
@@ -35,6 +36,7 @@ class AttentionPlan:
     decodes: torch.Tensor
     num_splits: int
     tiles: torch.Tensor
+    tile_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,15 @@ def plan_attention(
         longest = int(host_seq_lens[decodes].max(initial=0))
         tile = decode_tile(group, shape.head_dim, shape.element_bytes)
         num_splits = choose_splits(len(decodes) * shape.kv_heads, longest, processors, tile.tokens)
-    rows = varlen_tile(group, shape.head_dim, shape.element_bytes).rows
+    step = tokens_per_tile(varlen_tile(group, shape.head_dim, shape.element_bytes).rows, group)
     return AttentionPlan(
         block_table,
         seq_lens,
         query_start_loc,
         to_device(decodes),
         num_splits,
-        to_device(_tiles(host_seq_lens, host_query_lens, tokens_per_tile(rows, group))),
+        to_device(_tiles(host_seq_lens, host_query_lens, step)),
+        step,
     )
 
 

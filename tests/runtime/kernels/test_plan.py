@@ -40,9 +40,9 @@ def test_every_new_token_is_computed_once() -> None:
     new = [1, 300, 0, 1, 2, 64, 1]
     made = plan(new, [5, 0, 9, 0, 1000, 64, 7])
     covered = {(int(sequence), 0) for sequence in made.decodes}
-    step = tokens_per_tile(varlen_tile(3, 128, 2).rows, 3)
+    assert made.tile_tokens == tokens_per_tile(varlen_tile(3, 128, 2).rows, 3)
     for sequence, first in made.tiles.T.tolist():
-        tokens = {(sequence, token) for token in range(first, min(first + step, new[sequence]))}
+        tokens = {(sequence, token) for token in range(first, min(first + made.tile_tokens, new[sequence]))}
         assert tokens
         assert not tokens & covered
         covered |= tokens

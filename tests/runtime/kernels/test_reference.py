@@ -177,6 +177,17 @@ def test_the_kernels_of_a_cpu_compute_what_the_references_do(options: AttentionO
     torch.testing.assert_close(out, attend(plan, cache, query, options))
 
 
+@pytest.mark.parametrize("slots", [[9, 0, 15], [9, -1, 3]])
+def test_a_cpu_writes_what_the_reference_writes(slots: list[int]) -> None:
+    key, value = torch.randn(2, 3, KV_HEADS, DIM)
+    ours, theirs = (KVCache(*torch.zeros(2, 2, BLOCK, KV_HEADS, DIM)) for _ in range(2))
+    select(torch.device("cpu")).write_kv(key, value, ours, torch.tensor(slots))
+    reference.write_kv(key, value, theirs, torch.tensor(slots))
+    assert torch.equal(ours.key, theirs.key)
+    assert torch.equal(ours.value, theirs.value)
+    assert int(ours.key.count_nonzero()) == sum(slot >= 0 for slot in slots) * KV_HEADS * DIM
+
+
 def test_decodes_that_share_a_product_are_of_similar_length() -> None:
     lengths = np.array([100, 3, 0, 90, 4, 1000], dtype=np.int32)
     cut = groups(lengths)

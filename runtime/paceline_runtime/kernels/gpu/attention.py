@@ -8,7 +8,7 @@ from paceline_runtime.kernels.device.attention import decode_kernel, reduce_kern
 from paceline_runtime.kernels.gpu.target import INTERPRETED, kv_format
 from paceline_runtime.kernels.interface import AttentionOptions, KVCache
 from paceline_runtime.kernels.plan import AttentionPlan
-from paceline_runtime.kernels.tiling import check_heads, decode_tile, varlen_tile
+from paceline_runtime.kernels.tiling import check_heads, decode_tile, tokens_per_tile, varlen_tile
 
 
 def decode_attention(
@@ -88,6 +88,11 @@ def varlen_attention(
     num_tiles = plan.tiles.shape[1]
     if not num_tiles:
         return
+    if plan.tile_tokens != (expected := tokens_per_tile(tile.rows, kept.group)):
+        raise ValueError(
+            f"the plan cuts sequences into {plan.tile_tokens} tokens, tiles of these heads and type have {expected}; "
+            "make it with the shape of this query and cache"
+        )
     varlen_kernel[(num_tiles * kept.kv_heads,)](
         query,
         *kept.tensors,
