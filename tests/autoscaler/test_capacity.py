@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_autoscaler.capacity import Load, Objectives, Rates, busy_limit, carries, erlang_c, late_share, needed
@@ -68,12 +68,14 @@ def test_the_tail_of_the_wait_is_near_a_simulated_queue() -> None:
     assert late_share(4, load, RATES, 0.2 + 0.1) == pytest.approx(late / count, rel=0.1)
 
 
+@settings(deadline=None)
 @given(loads, st.floats(1.0, 3.0), st.floats(0.2, 10.0), st.floats(0.03, 0.5))
 def test_more_load_never_needs_fewer(load: Load, factor: float, ttft: float, tpot: float) -> None:
     objectives = Objectives(ttft, tpot)
     assert needed(load.times(factor), RATES, objectives, 64) >= needed(load, RATES, objectives, 64)
 
 
+@settings(deadline=None)
 @given(loads, st.floats(0.2, 10.0), st.floats(0.03, 0.5))
 def test_what_is_needed_carries_and_one_less_does_not(load: Load, ttft: float, tpot: float) -> None:
     objectives = Objectives(ttft, tpot)

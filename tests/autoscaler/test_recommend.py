@@ -81,7 +81,7 @@ signals_of = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(signals_of, min_size=1, max_size=12),
     st.integers(0, 5),
@@ -148,6 +148,7 @@ def test_a_full_cache_alone_is_none() -> None:
     assert pool.stay(1.0, 300.0, kv=exactly(1.0, 0.0)).replicas <= 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 80.0), max_size=20), st.floats(0.0, 80.0), st.floats(0.0, 80.0), st.integers(1, 20))
 def test_more_load_never_gets_fewer_replicas(before: list[float], one: float, other: float, start: int) -> None:
     pool = Pool(start)
@@ -162,7 +163,7 @@ def test_more_load_never_gets_fewer_replicas(before: list[float], one: float, ot
     assert decisions[0] <= decisions[1]
 
 
-@settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(deadline=None, max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.floats(0.0, 100.0), st.integers(1, 20))
 def test_constant_load_does_not_flap(requests: float, start: int) -> None:
     """At most one turn, when errors are known and the headroom that stood for them goes; then the number stays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_autoscaler.samples import Absent, NotANumber, Present, Stale, why_unknown
@@ -95,6 +95,7 @@ def test_a_rate_across_a_hole_is_not_known() -> None:
     assert rate([Series({"pod": "a"}, points)], ASKED, 300.0) == Absent("too few points")
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=6), st.integers(1, 5))
 def test_the_sum_does_not_depend_on_the_order_of_series(values: list[float], turn: int) -> None:
     series = [one(repr(number), f"pod-{index}") for index, number in enumerate(values)]
