@@ -26,15 +26,13 @@ STAMP: Final = "source.sha256"
 """In OUT: from which source it was made."""
 
 HOT: Final = {
-    "choice": "chooser decision load picker ring seats terms",
+    "choice": "chooser load",
     "epp": "carried",
-    "flow": "admission answering backend causes dataplane exchange health holding living loads places record reply "
-    "retries versions waiting watching",
-    "report": "cells histogram labels objectives observer service timing",
-    "shape": "calibration classes histogram interference output_length prompt_length shaper",
-    "table": "pools routes",
-    "tenancy": "buckets gate tenant tenants",
-    "wire": "chunks client heads request_head requests response_head syntax upstream usage",
+    "flow": "admission answering backend dataplane exchange living record retries versions waiting",
+    "report": "cells histogram objectives observer timing",
+    "shape": "classes histogram output_length prompt_length shaper",
+    "tenancy": "gate tenants",
+    "wire": "chunks client request_head response_head upstream usage",
 }
 """Modules by room: what each request passes through, and nothing else. A class and those that derive from it go
 together, all or none.
