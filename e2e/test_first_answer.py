@@ -44,8 +44,8 @@ def test_the_example_answers_piece_by_piece_through_the_router(fleet: Fleet, cha
     assert text.strip()
     assert usage is not None
     assert 0 < usage.completion_tokens <= 48
-    # Buffered anywhere, the pieces would arrive together at the end.
-    assert arrivals[0] < arrivals[-1] / 2
+    # Buffered anywhere, the pieces would arrive together at the end. A prompt that waits long moves them all alike.
+    assert arrivals[-1] - arrivals[0] > 0.1, arrivals
 
 
 def test_greedy_answers_are_the_same_again_and_say_who_gave_them(fleet: Fleet, chat: str) -> None:

@@ -214,7 +214,7 @@ class AioKubeClient:
         path = resource.path(namespace, name, subresource)
         # A subresource's body has a kind of its own (TokenRequest, Eviction).
         sent = dict(body) if subresource else _typed(resource, body)
-        return await self.request("POST", path, body=sent, query=_write_query(field_manager, dry_run))
+        return await self.request("POST", path, body=sent, query=_write_query(field_manager, dry_run, subresource))
 
     async def apply(
         self,
@@ -226,7 +226,7 @@ class AioKubeClient:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> JsonObject:
-        query = _write_query(field_manager, dry_run) | {"force": "true" if force else "false"}
+        query = _write_query(field_manager, dry_run, subresource) | {"force": "true" if force else "false"}
         return await self.request(
             "PATCH",
             _own_path(resource, body, subresource),
@@ -253,7 +253,7 @@ class AioKubeClient:
             "PATCH",
             resource.path(namespace, name, subresource),
             body=dict(body) if isinstance(body, Mapping) else [*body],
-            query=_write_query(field_manager, dry_run),
+            query=_write_query(field_manager, dry_run, subresource),
             content_type=_PATCH_TYPES[kind],
         )
 
@@ -269,7 +269,7 @@ class AioKubeClient:
             "PUT",
             _own_path(resource, body, subresource),
             body=_typed(resource, body),
-            query=_write_query(field_manager, False),
+            query=_write_query(field_manager, False, subresource),
         )
 
     async def delete(
@@ -379,8 +379,10 @@ def _selectors(label_selector: str | None, field_selector: str | None) -> dict[s
     return {key: value for key, value in selectors.items() if value}
 
 
-def _write_query(field_manager: str | None, dry_run: bool) -> dict[str, str]:
-    query = {"fieldValidation": "Strict"}
+def _write_query(field_manager: str | None, dry_run: bool, subresource: str | None) -> dict[str, str]:
+    # A field that the server does not know is a mistake in an object. In a status it is an observation that a CRD of an
+    # earlier release has no place for, and the rest of the status must be told all the same.
+    query = {"fieldValidation": "Ignore" if subresource == "status" else "Strict"}
     if field_manager:
         query["fieldManager"] = field_manager
     if dry_run:

@@ -43,7 +43,18 @@ async def test_objects_are_created_read_changed_and_deleted(client: AioKubeClien
         await client.get(CONFIGMAPS, "a", "demo")
 
 
-async def test_every_write_asks_for_strict_validation(server: FakeApiServer, client: AioKubeClient) -> None:
+async def test_a_status_is_written_though_the_crd_lacks_a_field_of_it(
+    server: FakeApiServer, client: AioKubeClient
+) -> None:
+    body = {"metadata": {"name": "chat", "namespace": "demo"}, "spec": {"replicas": 1}}
+    await client.create(INFERENCESERVICES, body)
+    await client.patch(INFERENCESERVICES, "chat", {"status": {"replicas": 1}}, "demo", subresource="status")
+    assert "fieldValidation=Ignore" in server.requests[-1]
+
+
+async def test_every_write_of_an_object_asks_for_strict_validation(
+    server: FakeApiServer, client: AioKubeClient
+) -> None:
     await client.create(CONFIGMAPS, config_map("a"))
     await client.apply(CONFIGMAPS, config_map("a", x="1"), field_manager="tests")
     changed = await client.patch(CONFIGMAPS, "a", {"data": {"x": "2"}}, "demo")
