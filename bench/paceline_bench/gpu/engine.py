@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -94,8 +94,9 @@ def run(record: Record) -> None:
     count = 24 if record.measuring else 4
     with tempfile.TemporaryDirectory() as folder:
         model = write_small(Path(folder) / "model")
-        wanted = _on_cpu(model, count, Path(folder) / "cpu.json")
+        on_cpu = _start_on_cpu(model, count, Path(folder) / "cpu.json")
         made = generate(model, count, "float32")
+        wanted = on_cpu()
         same = _same(made.tokens, wanted)
         record.check("tokens float32", same == count, f"{same} of {count} answers are the CPU's ({made.device})")
         if not record.measuring:
@@ -113,11 +114,19 @@ def _same(tokens: Sequence[list[int]], wanted: Sequence[list[int]]) -> int:
     return sum(a == b for a, b in zip(tokens, wanted, strict=True))
 
 
-def _on_cpu(model: Path, count: int, out: Path) -> list[list[int]]:
-    """The same by an engine that sees no GPU, with PyTorch's kernels: a machine may have no compiler."""
-    command = [sys.executable, "-m", "paceline_bench.gpu.engine", str(model), str(count), str(out)]
-    subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PACELINE_NATIVE": "0"}, check=True)
-    tokens: list[list[int]] = json.loads(out.read_text())
+def _start_on_cpu(model: Path, count: int, out: Path) -> Callable[[], list[list[int]]]:
+    """The same by an engine that sees no GPU, with PyTorch's kernels (a machine may have no compiler), meanwhile."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline_bench.gpu.engine", str(model), str(count), str(out)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PACELINE_NATIVE": "0"},
+    )
+
+    def tokens() -> list[list[int]]:
+        if code := process.wait():
+            raise RuntimeError(f"the engine on the CPU ended with {code}")
+        made: list[list[int]] = json.loads(out.read_text())
+        return made
+
     return tokens
 
 

@@ -26,10 +26,10 @@ class Part:
 
 
 PARTS = (
-    Part("kernels", 85),
-    Part("engine", 60),
-    Part("logits", 35),
-    Part("attention", 45),
+    Part("kernels", 80),
+    Part("engine", 70),
+    Part("logits", 40),
+    Part("attention", 35),
     Part("decode", 110),
 )
 """Together with the grace of each under six minutes; what a part leaves over is nobody's."""
