@@ -10,6 +10,7 @@ import resource
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -116,8 +117,12 @@ async def test_in_a_cluster_secrets_and_other_routers_are_followed(monkeypatch: 
     told: asyncio.Queue[tuple[str, Keys]] = asyncio.Queue()
     shares: asyncio.Queue[int] = asyncio.Queue()
     plane = DataPlane(Settings(processes=2))
-    monkeypatch.setattr(plane, "use_keys", lambda key, keys: told.put_nowait((key, keys)))
-    monkeypatch.setattr(plane, "use_peers", shares.put_nowait)
+    heard: Any = SimpleNamespace(
+        settings=plane.settings,
+        use=plane.use,
+        use_keys=lambda key, keys: told.put_nowait((key, keys)),
+        use_peers=shares.put_nowait,
+    )
     monkeypatch.setenv("POD_NAMESPACE", "paceline")
 
     async def key_is(key: bytes) -> None:
@@ -139,7 +144,7 @@ async def test_in_a_cluster_secrets_and_other_routers_are_followed(monkeypatch: 
         await server.put("/apis/paceline.io/v1alpha1/inferenceservices", service)
         await server.put("/api/v1/pods", router_pod("a"))
         await server.put("/api/v1/pods", router_pod("b"))
-        async with sources(plane, None) as followed:
+        async with sources(heard, None) as followed:
             tasks = [asyncio.create_task(follow()) for follow in followed.followers]
             try:
                 await key_is(b"one")
