@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from paceline_router.flow.health import CONNECT_FAILURES, Event
+
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 BODY = {"model": "smollm2", "messages": MESSAGES}
 STREAM = {**BODY, "stream": True}
@@ -145,7 +147,9 @@ async def test_a_replica_that_joins_while_a_request_is_retried_gets_it(
         assert (await pending).status_code == 200
 
 
-async def test_a_kept_connection_that_the_replica_closed_costs_no_attempt(router: Any, peer: Any, helpers: Any) -> None:
+async def test_a_kept_connection_that_the_replica_closed_costs_an_attempt_and_no_blame(
+    router: Any, peer: Any, helpers: Any
+) -> None:
     async def once_per_connection(request: Any) -> None:
         if len(replica.received) % 2:
             await request.answer(helpers.completion())
@@ -153,11 +157,88 @@ async def test_a_kept_connection_that_the_replica_closed_costs_no_attempt(router
             request.die()
 
     replica = await peer(once_per_connection)
-    service = await router(replica, max_attempts=1)
+    service = await router(replica, max_attempts=2)
+    service.plane.living["demo/chat"].budget.use(0)
+    service.plane.now = lambda: 1.0  # however busy the machine is
     async with client_of(service) as client:
         assert (await client.post(PATH, json=BODY)).status_code == 200
-        assert (await client.post(PATH, json=BODY)).status_code == 200
+        answer = await client.post(PATH, json=BODY, headers={"x-paceline-explain": "1"})
+    assert answer.status_code == 200
+    assert "attempt 2" in answer.headers["x-paceline-reason"]
     assert service.retries() == {"stale_connection": 1}
+    assert service.plane.backends["r0"].health.failures == 0
+
+
+async def test_a_kept_connection_lost_again_and_again_is_repeated_there_once(
+    router: Any, peer: Any, helpers: Any
+) -> None:
+    async def answer_one(request: Any) -> None:
+        if len(replica.received) == 1:
+            await request.answer(helpers.completion())
+        else:
+            request.die()
+
+    replica = await peer(answer_one)
+    service = await router(replica, max_attempts=5, retry_pause=0.01)
+    service.plane.living["demo/chat"].budget.use(0)
+    service.plane.now = lambda: 1.0
+    async with client_of(service) as client:
+        assert (await client.post(PATH, json=BODY)).status_code == 200
+        answer = await client.post(PATH, json=BODY)
+    assert answer.status_code == 502
+    assert "2 attempts" in answer.json()["error"]["message"]
+    assert len(replica.received) == 3
+    assert service.plane.backends["r0"].health.failures == 1
+
+
+@pytest.mark.parametrize("end", [b"", b"garbage\r\n\r\n"], ids=["closed", "malformed"])
+async def test_work_lost_with_a_kept_connection_counts_as_work(
+    router: Any, peer: Any, helpers: Any, end: bytes
+) -> None:
+    """The replica may have worked on it: it is blamed, and sent no more than attempts and budget allow."""
+    now = [1.0]
+
+    async def work_and_die(request: Any) -> None:
+        if len(replica.received) == 1:
+            await request.answer(helpers.completion())
+            return
+        now[0] += 5.0
+        request.send(end)
+        request.writer.close()
+
+    replica = await peer(work_and_die)
+    service = await router(replica)
+    service.plane.living["demo/chat"].budget.use(0)
+    service.plane.now = lambda: now[0]
+    async with client_of(service) as client:
+        assert (await client.post(PATH, json=BODY)).status_code == 200
+        answer = await client.post(PATH, json=BODY)
+    assert answer.status_code == 502
+    assert "1 attempt;" in answer.json()["error"]["message"]
+    assert len(replica.received) == 2
+    assert service.retries() == {}
+    assert service.plane.backends["r0"].health.failures == 1
+
+
+async def test_a_refused_connection_goes_to_the_good_replica_while_most_fail(
+    router: Any, peer: Any, closed_port: int
+) -> None:
+    """Nothing was sent, so neither the budget nor the breaker has a say."""
+    good = await peer()
+    service = await router(closed_port, closed_port, good)
+    living = service.plane.living["demo/chat"]
+    living.budget.use(0)
+    plane = service.plane
+    # One is ejected, and the request's own failure ejects the other. The good one asked for a pause, so it comes last.
+    for name, failures in (("r0", CONNECT_FAILURES), ("r1", CONNECT_FAILURES - 1)):
+        for _ in range(failures):
+            living.judge(plane.backends[name], Event.CONNECT_FAILED, plane.now())
+    plane.backends["r2"].busy(plane.now() + 60.0)
+    async with client_of(service) as client:
+        assert (await client.post(PATH, json=BODY)).status_code == 200
+    assert living.breaking()
+    assert service.retries() == {"connect": 1}
+    assert len(good.received) == 1
 
 
 async def test_a_broken_stream_ends_with_an_error_event_and_without_done(router: Any, peer: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_router.flow.causes import REASONS, SAFE, STOP_WORDS, Cause, Verdict, Where, decide
+from paceline_router.flow.causes import REASONS, SAFE, STALE_SECONDS, STOP_WORDS, Cause, Verdict, Where, decide, lost
 from paceline_router.flow.retries import BURST, PER_SECOND, RetryBudget
 
 
@@ -24,8 +24,22 @@ def test_what_may_have_been_done_or_may_break_the_next_one_is_not_sent_again(cau
     assert verdict(cause) is Verdict.UNSAFE
 
 
-def test_a_stale_connection_costs_nothing_and_is_repeated_at_the_same_replica() -> None:
-    assert verdict(Cause.STALE, attempts=3, breaking=True, budget=False) is Verdict.SAME
+def test_a_stale_connection_is_repeated_at_the_same_replica_within_the_attempts() -> None:
+    assert verdict(Cause.STALE, attempts=2, breaking=True, budget=False) is Verdict.SAME
+    assert verdict(Cause.STALE, attempts=3) is Verdict.ATTEMPTS
+
+
+def test_only_a_kept_connection_that_ends_at_once_and_unheard_is_stale() -> None:
+    assert lost(STALE_SECONDS, reused=True, unheard=True) is Cause.STALE
+    assert lost(STALE_SECONDS * 1.01, reused=True, unheard=True) is Cause.RESET
+    assert lost(0.0, reused=False, unheard=True) is Cause.RESET
+    assert lost(0.0, reused=True, unheard=False) is Cause.RESET
+
+
+def test_what_was_never_sent_goes_to_a_good_replica_whatever_fleet_and_budget_say() -> None:
+    assert verdict(Cause.CONNECT, breaking=True, budget=False, another=True) is Verdict.UNSENT
+    assert verdict(Cause.CONNECT, attempts=3, another=True) is Verdict.ATTEMPTS
+    assert verdict(Cause.RESET, breaking=True, another=True) is Verdict.BREAKING
 
 
 def test_attempts_fleet_and_budget_bound_retries() -> None:
@@ -42,7 +56,7 @@ def test_a_probe_may_be_repeated_in_a_breaking_fleet() -> None:
 def test_every_cause_is_in_the_table_and_every_retry_has_a_label() -> None:
     assert set(SAFE) == set(Cause)
     assert set(REASONS) == {cause for cause, where in SAFE.items() if where is not Where.NOWHERE}
-    assert set(STOP_WORDS) == set(Verdict) - {Verdict.RETRY, Verdict.SAME}
+    assert set(STOP_WORDS) == set(Verdict) - {Verdict.RETRY, Verdict.SAME, Verdict.UNSENT}
 
 
 def test_no_percent_means_no_retries() -> None:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import msgspec
-
-from paceline_router.wire.answers import Refusal
-
-_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
+from paceline_router.wire.members import members_of, with_member
+from paceline_router.wire.requests import given
 
 
 def with_limit(body: bytes, limit: int) -> bytes:
-    """The body with `limit` as the most tokens of its answer, all other values kept to the byte.
-
-    Raises:
-        Refusal: 400 when a key of the body is not text.
+    """The body, which has been read without an error, with `limit` as the most tokens of its answer, all other values
+    kept to the byte.
     """
-    try:
-        fields: Mapping[str, object] = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise Refusal(400, f"The request body is not valid JSON: {exc}.") from None
+    members = members_of(body)
     # The newer name counts where both are there, as in the engine.
-    name = "max_completion_tokens" if fields.get("max_completion_tokens", _NULL) != _NULL else "max_tokens"
-    return _encode({**fields, name: limit})
-
-
-_NULL = msgspec.Raw(b"null")
+    if given(members.max_completion_tokens):
+        return with_member(body, "max_completion_tokens", members.max_completion_tokens, limit)
+    return with_member(body, "max_tokens", members.max_tokens, limit)

@@ -14,7 +14,7 @@ class Cause(enum.IntEnum):
     RESET = 1
     """The connection broke, or what came was no answer."""
     STALE = 2
-    """A kept connection had been closed by the replica, just when it was used again."""
+    """A kept connection had been closed by the replica, just when it was used again: see `lost`."""
     UNAVAILABLE = 3
     """503 with Retry-After: the replica stops, starts, or takes nothing more."""
     BUSY = 4
@@ -68,6 +68,8 @@ class Verdict(enum.IntEnum):
     ATTEMPTS = 3
     BREAKING = 4
     BUDGET = 5
+    UNSENT = 6
+    """Another attempt that the budget does not count, since nothing was sent."""
 
 
 STOP_WORDS: Final[dict[Verdict, str]] = {
@@ -79,7 +81,27 @@ STOP_WORDS: Final[dict[Verdict, str]] = {
 """The end of a sentence about why there was no further attempt."""
 
 
-def decide(cause: Cause, attempts: int, most: int, *, breaking: bool, probe: bool, budget: bool) -> Verdict:
+STALE_SECONDS: Final = 0.02
+"""From our write to the word of the connection's end. The end of a connection that was closed before is on its way or
+comes back within a round trip, which in a cluster is a few milliseconds. What is lost later may have been read, and
+worked on.
+"""
+
+
+def lost(seconds: float, *, reused: bool, unheard: bool) -> Cause:
+    """What it is when a connection ends before the answer's head.
+
+    Args:
+        seconds: since the request was written.
+        reused: the connection was kept from an earlier request, and this one has not been sent again so before.
+        unheard: not a byte has come back.
+    """
+    return Cause.STALE if reused and unheard and seconds <= STALE_SECONDS else Cause.RESET
+
+
+def decide(
+    cause: Cause, attempts: int, most: int, *, breaking: bool, probe: bool, budget: bool, another: bool = False
+) -> Verdict:
     """What to do after an attempt that failed before the first byte.
 
     Args:
@@ -89,14 +111,18 @@ def decide(cause: Cause, attempts: int, most: int, *, breaking: bool, probe: boo
         probe: the attempt was the one by which an ejected replica is tried again. It was made for the router's sake,
             and there is one for each replica and ejection, so it may be repeated in a breaking fleet too.
         budget: whether the service's budget has a retry left.
+        another: a replica that is not ejected, has room and has not failed the request yet. Where nothing was sent, it
+            is asked whatever the fleet and the budget say, which are about work that may have been begun.
     """
     where = SAFE[cause]
     if where is Where.NOWHERE:
         return Verdict.UNSAFE
-    if where is Where.SAME:
-        return Verdict.SAME
     if attempts >= most:
         return Verdict.ATTEMPTS
+    if where is Where.SAME:
+        return Verdict.SAME
+    if cause is Cause.CONNECT and another:
+        return Verdict.UNSENT
     if breaking and not probe:
         return Verdict.BREAKING
     return Verdict.RETRY if budget else Verdict.BUDGET

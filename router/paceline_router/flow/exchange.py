@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from paceline_crds.headers import DEADLINE_MS, EXPLAIN, SHAPE
 from paceline_router.flow import loads, reply
 from paceline_router.flow.answering import REASON_LINE, Answering
-from paceline_router.flow.causes import REASONS, STOP_WORDS, Cause, Verdict, decide
+from paceline_router.flow.causes import REASONS, STOP_WORDS, Cause, Verdict, decide, lost
 from paceline_router.flow.health import HEALTHY, Event, Phase
 from paceline_router.flow.places import Place
 from paceline_router.report.timing import server_timing
@@ -19,6 +19,8 @@ from paceline_router.wire.heads import TRACE_PARENT
 from paceline_router.wire.requests import body_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline_router.flow.backend import Backend
     from paceline_router.wire.response_head import ResponseHead
     from paceline_router.wire.upstream import UpstreamConnection
@@ -74,11 +76,7 @@ class Exchange(Answering):
             place = backend.place = Place(self.lane, living.route, backend.key)
         body = self.asked.raw
         if place.served != self._model:
-            try:
-                body = body_for(place.served, self._model, body)
-            except Refusal as refusal:
-                self._answer(refusal)
-                return
+            body = body_for(place.served, self._model, body)
         self._body = body
         self.attempts += 1
         self.labels = place.labels
@@ -177,7 +175,15 @@ class Exchange(Answering):
             breaking=living.breaking(),
             probe=probe,
             budget=living.budget.has(now),
+            another=cause is Cause.CONNECT and any(not other.health.ejected for other in self._others()),
         )
+
+    def _others(self) -> Iterator[Backend]:
+        """Replicas that have room and have not failed the request."""
+        most = self._plane.settings.max_in_flight
+        for other in self.lane.backends:
+            if other is not self.backend and other not in self.tried and other.in_flight < most:
+                yield other
 
     def _after(self, cause: Cause, verdict: Verdict, now: float) -> None:
         """What follows an attempt that failed."""
@@ -188,9 +194,12 @@ class Exchange(Answering):
         self._held = b""
         if verdict is Verdict.SAME:
             self.metrics.retries[REASONS[cause]] += 1
+            self._resent = True
+            self.attempts += 1
             self._send_to(backend, now, fresh=True)
-        elif verdict is Verdict.RETRY:
-            living.budget.take(now)
+        elif verdict is Verdict.RETRY or verdict is Verdict.UNSENT:
+            if verdict is Verdict.RETRY:
+                living.budget.take(now)
             self.metrics.retries[REASONS[cause]] += 1
             self.tried = (*self.tried, backend)
             self.lane = self._lane_again()
@@ -218,12 +227,7 @@ class Exchange(Answering):
         probe, self._probe = self._probe, False
         after = head.retry_after
         backend.back_off(float(after) if after is not None and after.isdigit() and len(after) < 9 else None, now, probe)
-        if self._verdict(cause, probe, now) is not Verdict.RETRY:
-            return False
-        most = self._plane.settings.max_in_flight
-        return any(
-            other is not backend and other not in self.tried and other.in_flight < most for other in self.lane.backends
-        )
+        return self._verdict(cause, probe, now) is Verdict.RETRY and next(self._others(), None) is not None
 
     # What the upstream connection says
 
@@ -279,8 +283,9 @@ class Exchange(Answering):
     def on_broken(self, upstream: UpstreamConnection, reason: str) -> None:
         """The connection ended before the answer did."""
         if not self._begun:
-            stale = upstream.reused and self._response is None and not upstream.backend.removed
-            self._failed(Cause.STALE if stale else Cause.RESET, reason)
+            again = upstream.reused and not self._resent and not upstream.backend.removed
+            since = self._plane.now() - self.sent_at
+            self._failed(lost(since, reused=again, unheard=upstream.unheard), reason)
             return
         self._judge(Event.RESET, self._plane.now())
         self._break_answer(f"The replica failed while it was answering: {reason}.")

@@ -40,7 +40,7 @@ class Record:
         place, parked_at: the gate's (see `tenancy.gate.Ticket`).
         started_at: when the request had arrived in full.
         admitted_at, sent_at, first_byte_at, ended_at: see `report.finished.Finished`.
-        attempts: replicas that it was sent to.
+        attempts: how often it was sent to a replica, or a connection for it tried.
         status: of the answer; 0 where the client left before there was one.
         outcome: see `report.cells.OUTCOMES`; empty while it runs.
         failure: how the last attempt failed, in words.
@@ -78,6 +78,7 @@ class Record:
         "_plane",
         "_probe",
         "_request",
+        "_resent",
         "_response",
         "_upstream",
         "admitted_at",
@@ -140,6 +141,8 @@ class Record:
     _mark: int
     _mode: Mode
     _probe: bool
+    _resent: bool
+    """A kept connection had been closed, and it went to the same replica over a new one: that is done once."""
     """This attempt finds out whether an ejected replica is back."""
     choice: Decision
     labels: bytes
@@ -179,6 +182,7 @@ class Record:
         self.attempts = self.status = self.events = 0
         self.outcome = self.failure = self.pool = self.revision = ""
         self.finished = self.waits = self._begun = self._head_sent = self._probe = self._at_replica = False
+        self._resent = False
         self.place: Any = None
         self.backend: Backend | None = None
         self.engine_timing: bytes | None = None

@@ -70,6 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
         "exchange",
         "reused",
         "transport",
+        "unheard",
     )
 
     def __init__(self, backend: Backend) -> None:
@@ -78,6 +79,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.reused = False
         """The connection has carried a request before."""
+        self.unheard = False
+        """It has ended without a byte of an answer to its last request."""
         self._closing = False
         self._ahead = b""
         """The beginning of a head that is not complete."""
@@ -147,6 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._state == _CLOSE and exc is None:
             exchange.on_end()
         else:
+            self.unheard = self._state == _HEAD and not self._ahead and not self._early_heads
             what = "it closed the connection" if exc is None else "the connection broke"
             exchange.on_broken(self, f"{what} before its answer was complete")
 
