@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_router.flow.bodies import with_limit
 from paceline_router.table.records import Service
 from paceline_router.table.routes import Lane, Route, Routes
 from paceline_router.wire.answers import Refusal
@@ -20,6 +21,7 @@ from paceline_router.wire.requests import (
     model_id,
     model_page,
     models_page,
+    parse_body,
     parse_target,
 )
 
@@ -155,10 +157,46 @@ def test_a_body_that_names_the_served_model_is_left_as_it_is() -> None:
     assert b"123456789012345678901234567890" in rewritten
 
 
-def test_a_body_whose_key_is_not_text_is_refused_when_it_is_rewritten() -> None:
-    with pytest.raises(Refusal, match="not valid JSON") as refused:
-        body_for("served", "demo/chat", b'{"model":"demo/chat","\xff":1}')
-    assert refused.value.status == 400
+def test_what_is_wrong_with_other_members_is_for_the_replica_to_say_also_when_the_model_is_rewritten() -> None:
+    assert body_for("served", "demo/chat", b'{"model":"demo/chat","\xff":1}') == b'{"model":"served","\xff":1}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"model":"demo\/chat","user":"demo/chat"}',
+        rb'{"user":"demo/chat", "model" : "demo/chat"}',
+        rb'{"mod\u0065l":"demo/chat","metadata":{"model":"demo/chat"}}',
+        rb'{"metadata":[{"model":"demo/chat"}],"model":"\u0064emo/chat"}',
+        b'{"model":"demo/chat","model":"demo/chat"}\r\n',
+        b'{"model":":"}',
+        b'{"model":",","user":"x","n":1}',
+        b'{"model":null,"stop":null}',
+        b'{"stop":null}',
+        b'{"a":"{"}',
+        b" { } \n",
+    ],
+)
+def test_wherever_its_value_stands_in_a_body_only_the_model_itself_is_rewritten(body: bytes) -> None:
+    model = parse_body(body).model
+    assert json.loads(body_for("served", model, body)) == {**json.loads(body), "model": "served"}
+
+
+def test_a_model_whose_value_stands_nowhere_else_is_rewritten_where_it_is() -> None:
+    body = b'{ "n": 1, "model" : "demo/chat", "x": [ ] }'
+    assert body_for("served", "demo/chat", body) == b'{ "n": 1, "model" : "served", "x": [ ] }'
+
+
+LIMITS = st.sampled_from(["5", "55", "null", "1.5", '"5"', "[5]"])
+MEMBERS = st.sampled_from(["max_tokens", "max_completion_tokens", "max_t\\u006fkens", "n", "x"])
+
+
+@given(st.lists(st.tuples(MEMBERS, LIMITS), max_size=6))
+def test_a_smaller_bound_is_set_on_the_member_that_counts_and_on_no_other(members: list[tuple[str, str]]) -> None:
+    body = ("{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}").encode()
+    told = json.loads(body)
+    name = "max_tokens" if told.get("max_completion_tokens") is None else "max_completion_tokens"
+    assert json.loads(with_limit(body, 3)) == {**told, name: 3}
 
 
 @pytest.mark.parametrize(
