@@ -97,12 +97,18 @@ def expected_router_url(cluster: Cluster) -> str:
     return f"http://{next(iter(addresses))}:{ROUTER_SERVICE_PORT}"
 
 
-def _helm_upgrade(cluster: Cluster, chart: Path, router_url: str, progress: Progress) -> None:
-    command = [
+def upgrade_command(chart: Path, router_url: str) -> list[str]:
+    """The command that installs the chart or upgrades to it; what the user has set with helm stays."""
+    return [
         *("helm", "upgrade", "--install", RELEASE, str(chart)),
         *("--namespace", NAMESPACE, "--create-namespace", "--wait", f"--timeout={HELM_TIMEOUT_SECONDS}s"),
-        *("--set-string", f"operator.publicURL={router_url}"),
+        # Not --reuse-values: that would keep the defaults of the chart of an earlier checkout as well.
+        *("--reset-then-reuse-values", "--set-string", f"operator.publicURL={router_url}"),
     ]
+
+
+def _helm_upgrade(cluster: Cluster, chart: Path, router_url: str, progress: Progress) -> None:
+    command = upgrade_command(chart, router_url)
     with tempfile.TemporaryFile("w+") as output:
         helm = subprocess.Popen(
             [str(cluster.tools / "helm"), *command[1:]],

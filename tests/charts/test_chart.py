@@ -13,6 +13,7 @@ import yaml
 
 from paceline_crds import names
 from paceline_local.cluster import Cluster, CommandError
+from paceline_local.install import upgrade_command
 
 pytestmark = pytest.mark.cluster
 
@@ -146,6 +147,20 @@ def test_a_second_apply_of_the_chart_changes_nothing(installed: Cluster) -> None
     before = _versions(installed)
     install(installed)
     assert _versions(installed) == before
+
+
+def test_bringing_the_local_cluster_up_again_keeps_what_the_user_set_with_helm(installed: Cluster) -> None:
+    secrets = [{"namespace": NAMESPACE, "name": "chat-keys"}]
+    here = ("-n", NAMESPACE, "--take-ownership", "--force-conflicts")
+    set_by_user = f"router.keySecrets={json.dumps(secrets)}"
+    installed.helm("upgrade", "paceline", CHART, *here, "--reset-then-reuse-values", "--set-json", set_by_user)
+    again = upgrade_command(Path(CHART), "http://127.64.0.9:8080")
+    # Not --wait: this control plane has no node.
+    installed.helm(*again[1:], *here, "--wait=false")
+    values = json.loads(installed.helm("get", "values", "paceline", "-n", NAMESPACE, "-o", "json"))
+    assert values["router"]["keySecrets"] == secrets
+    assert values["operator"]["publicURL"] == "http://127.64.0.9:8080"
+    assert installed.get("role", "paceline-router-chat-keys", "-n", NAMESPACE)
 
 
 def test_an_upgrade_brings_a_new_crd_schema(installed: Cluster, tmp_path: Path) -> None:
