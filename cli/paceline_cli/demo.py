@@ -169,7 +169,7 @@ def what_next(cluster: Cluster, service: Service) -> str:
   kubectl paceline drift -n {service.namespace}             # every replica asked what it runs with
   kubectl -n {service.namespace} logs -l paceline.io/service={service.name} --tail=5
   kubectl -n {service.namespace} patch psvc {service.name} --type merge -p '{{"spec":{{"replicas":2}}}}'
-                                           # Degraded until the second replica is warm, and serving all the while
+                                           # not Ready (Starting) until the second is warm; TrafficReady all the while
   curl -N {cluster.router_url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{service.model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
