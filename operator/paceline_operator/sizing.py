@@ -15,7 +15,7 @@ from paceline_crds.quantities import parse_quantity, parse_size
 from paceline_crds.revision import RevisionPool
 from paceline_crds.runtime_config import Origin, RuntimeParameters, WeightType
 from paceline_planner.accelerators import Accelerator, cpu
-from paceline_planner.defaults import Asked, DoesNotFit, require_length, resolve
+from paceline_planner.defaults import Asked, require_length, resolve
 from paceline_planner.labels import LABELS, UnknownAccelerator, accelerator_of
 from paceline_planner.ledger import Setup
 from paceline_planner.models import known
@@ -145,13 +145,7 @@ def _count(model: ModelShape, asked: Inputs, accelerator: str | None, defaults: 
         usual_num_seqs=min(defaults.max_num_seqs, given.get("max_batched_tokens", defaults.max_num_seqs)),
         most_num_seqs=given.get("max_batched_tokens", defaults.max_batched_tokens),
     )
-    try:
-        found = resolve(model, Setup(device, **kinds), question, mapped_weights=wide)
-    except DoesNotFit as exc:
-        if wide and cache is None:
-            # Weights on a CPU are read from their files again: slow, but nothing that could not run.
-            return Sizes(words=f"not counted: {exc}")
-        raise
+    found = resolve(model, Setup(device, **kinds), question, mapped_weights=wide)
     counted = {
         "max_model_len": found.max_model_len,
         "max_num_seqs": found.max_num_seqs,

@@ -62,10 +62,14 @@ CATALOGUE: Mapping[str, Accelerator] = MappingProxyType(
 """The B200's and the MI300X's memory is what one device of a board offers. A CPU has no entry: see `cpu`."""
 
 
+CPU = "CPU"
+"""Name of a CPU, whose memory is a number that somebody writes."""
+
+
 def cpu(memory: int, bandwidth: float | None = None, flops: float | None = None) -> Accelerator:
     """A CPU: memory is what the pod may use; bandwidth and rate are known only where somebody has measured them."""
     rates = {} if flops is None else {"fp32": flops}
-    return Accelerator("CPU", memory, bandwidth, MappingProxyType(rates), "given")
+    return Accelerator(CPU, memory, bandwidth, MappingProxyType(rates), "given")
 
 
 def find(name: str) -> Accelerator:

@@ -65,9 +65,10 @@ def resolve(model: ModelShape, setup: Setup, asked: Asked, *, mapped_weights: bo
             refuse a cache that somebody asked for.
 
     Raises:
-        DoesNotFit: weights and cache are more than there is, or the cache cannot hold one request of the length that is
-            asked for.
+        DoesNotFit: weights and cache are more than there is, or one request of the length that is asked for is more
+            than the cache holds or the model was made for.
     """
+    _require_made_for(model, asked.max_model_len)
     found = ledger(model, setup)
     least = asked.max_model_len or min(asked.usual_model_len, model.context_length or asked.usual_model_len)
     cache = asked.kv_cache_bytes
@@ -101,8 +102,9 @@ def require_length(model: ModelShape, setup: Setup, cache: int, length: int) -> 
     """Check that one request has room in a cache of so many bytes; the accelerator's own figures are not looked at.
 
     Raises:
-        DoesNotFit: it has not.
+        DoesNotFit: it has not, or the model was not made for it.
     """
+    _require_made_for(model, length)
     held = tokens_held(model, setup, cache)
     if length <= held:
         return
@@ -113,6 +115,16 @@ def require_length(model: ModelShape, setup: Setup, cache: int, length: int) -> 
         f"a request of {length} tokens does not fit: kvCache.memory {gib(cache)} at {kib(per_token)} a token holds "
         f"{held} tokens; write kvCache.memory: {-(-needed // MIB)}Mi or more{shorter}"
     )
+
+
+def _require_made_for(model: ModelShape, length: int | None) -> None:
+    """A longer request than the model was made for is refused by the engine at its start; so it is told before."""
+    most = model.context_length
+    if length is not None and most is not None and length > most:
+        raise DoesNotFit(
+            f"a request of {length} tokens is longer than the {most} that this model was made for; write maxModelLen: "
+            f"{most} or less"
+        )
 
 
 def _require_room(found: Ledger, cache: int, least: int, mapped_weights: bool) -> None:

