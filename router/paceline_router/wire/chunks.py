@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from paceline_router.wire.syntax import HEADER_LINE
+from paceline_router.wire.syntax import HEADER_LINE, Malformed
 
 MAX_SIZE_LINE: Final = 256
 MAX_CHUNK: Final = 16 * 1024 * 1024
@@ -36,7 +36,7 @@ larger.
 """
 
 
-class ChunkError(ValueError):
+class ChunkError(Malformed):
     """The bytes are not a chunked body, or a chunk is larger than `MAX_CHUNK`."""
 
 
@@ -48,7 +48,7 @@ def chunk_size(line: bytes) -> int:
     """
     match = _SIZE_LINE.fullmatch(line)
     if match is None:
-        raise ChunkError(f"bad chunk size {line[:40]!r}")
+        raise ChunkError("the size of a chunk is not a hexadecimal number", line)
     size = int(match[1], 16)
     if size > MAX_CHUNK:
         raise ChunkError(f"a chunk of {size} bytes is larger than {MAX_CHUNK}")
@@ -58,7 +58,8 @@ def chunk_size(line: bytes) -> int:
 
 
 class ChunkWalker:
-    """Takes a chunked body in pieces of any size and gives back the same bytes, cut at the end of whole chunks.
+    """Takes a chunked body in pieces of any size and gives back the same bytes, cut at the end of whole chunks, and
+    without the trailer.
 
     With `events=True` they are cut where a chunk ends a server-sent event (an empty line).
     """
@@ -153,7 +154,10 @@ class ChunkWalker:
                     break
                 self.finished = True
                 self.surplus = data[end:]
-                return data if end == size else data[:end]
+                if end == position + len(LAST_CHUNK):
+                    return data if end == size else data[:end]
+                # Headers in a trailer have passed no filter: nobody who is told of a body's end needs any.
+                return data[:position] + LAST_CHUNK
             end = line_end + 4 + length
             if end > size:
                 need = end
@@ -189,7 +193,7 @@ class ChunkWalker:
             return -1
         for line in data[line_end + 2 : end].split(b"\r\n"):
             if HEADER_LINE.fullmatch(line) is None:
-                raise ChunkError(f"bad trailer line {line[:40]!r}")
+                raise ChunkError("a line of the trailer is not a header", line)
         return end + 4
 
 

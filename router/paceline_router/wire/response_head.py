@@ -14,6 +14,7 @@ from paceline_router.wire.syntax import (
     MAX_DIGITS,
     STATUS_LINE,
     LineCache,
+    Malformed,
     bare_line_feed,
     content_length,
 )
@@ -65,7 +66,7 @@ _LENGTH_IS: Final = b"ength: "
 _LENGTH_LINE: Final = b"\r\ncontent-length: "
 
 
-class HeadError(ValueError):
+class HeadError(Malformed):
     """The bytes are not the head of an answer that can be passed on."""
 
 
@@ -224,7 +225,7 @@ def _read_lines(head: bytes) -> ResponseHead:
 def _read_start(line: bytes) -> tuple[int, bool]:
     match = STATUS_LINE.fullmatch(line)
     if match is None:
-        raise HeadError(f"bad status line {line[:40]!r}")
+        raise HeadError("its status line is not valid", line)
     start = (int(match[2]), match[1] == b"0")
     if len(_statuses) < LineCache.MAX_LINES and len(line) <= LineCache.MAX_LINE:
         _statuses[line] = start
@@ -238,11 +239,11 @@ def _read_line(line: bytes) -> tuple[str, bytes]:
         return once, end
     match = HEADER_LINE.fullmatch(line)
     if match is None:
-        raise HeadError(f"bad header line {line[:40]!r}")
+        raise HeadError("a header line is not valid", line)
     name, value = match[1].lower(), match[2]
     key = _READ.get(name, "")
     if name == b"content-length" and content_length(value) is None:
-        raise HeadError(f"bad content-length {value[:40]!r}")
+        raise HeadError("its content-length is not a number", value)
     if key == "content-type" and not value.lower().startswith(b"text/event-stream"):
         key = ""
     if not key:
@@ -262,7 +263,7 @@ def _take(head: ResponseHead, read: dict[str, bytes]) -> None:
         if head.length is not None:
             raise HeadError("it has both content-length and transfer-encoding")
         if coding.lower() != b"chunked":
-            raise HeadError(f"its transfer encoding {coding[:40]!r} was not asked for")
+            raise HeadError("its transfer encoding was not asked for", coding)
         head.chunked = True
     connection = read.get("connection")
     if connection is not None:
@@ -290,6 +291,6 @@ def check_beginning(data: bytes) -> None:
         HeadError: see `read_head`.
     """
     if not b"HTTP/1.".startswith(data[:7]):
-        raise HeadError(f"bad status line {data[:40]!r}")
+        raise HeadError("its status line is not valid", data)
     if bare_line_feed(data):
         raise HeadError("its lines end with LF alone")

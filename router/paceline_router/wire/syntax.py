@@ -17,8 +17,21 @@ HEADER_LINE: Final = re.compile(
 The white space before the value is never given back: tried at every length, it would cost the square of its length.
 """
 
+SHOWN: Final = 40
+"""Bytes of what is malformed that are kept for the log."""
+
 MAX_DIGITS: Final = 15
 """Of a Content-Length."""
+
+
+class Malformed(ValueError):
+    """Bytes that break the grammar. Its words are for whoever asks; the bytes themselves may be somebody else's, so
+    they are kept apart, for the log.
+    """
+
+    def __init__(self, words: str, found: bytes = b"") -> None:
+        super().__init__(words)
+        self.found = found[:SHOWN]
 
 
 def content_length(value: bytes) -> int | None:

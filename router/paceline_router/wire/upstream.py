@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from typing import TYPE_CHECKING, Final, cast
 
@@ -13,6 +14,8 @@ from paceline_router.wire.response_head import HeadError, ResponseHead, check_be
 if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
     from paceline_router.wire.parties import Hearing
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD: Final = 64 * 1024
 MAX_EARLY_HEADS: Final = 8
@@ -138,6 +141,8 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 exchange.on_data(data)
         except (HeadError, ChunkError) as exc:
+            if exc.found:
+                log.warning("replica %s: its answer is malformed: %s: %r", self.backend.replica.name, exc, exc.found)
             self._break(exchange, f"its answer is malformed: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:
