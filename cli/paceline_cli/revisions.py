@@ -9,6 +9,7 @@ from typing import Any
 from paceline_crds.names import (
     ANNOTATION_ASKED_BY,
     ANNOTATION_CHANGE_CAUSE,
+    ANNOTATION_ORDER_CAUSE,
     CONTAINER_RUNTIME,
     LABEL_SERVICE,
     derived_name,
@@ -82,13 +83,19 @@ def read(service: JsonObject, revisions: Sequence[JsonObject]) -> list[Kept]:
             view.parsed,
             view.traffic,
             annotations[view.name].get(ANNOTATION_ASKED_BY, ""),
-            annotations[view.name].get(ANNOTATION_CHANGE_CAUSE, ""),
+            _why(annotations[view.name]),
             {pool.name: view.start_ups[pool.hash] for pool in view.pools if pool.hash in view.start_ups},
         )
         for view in observed.revisions
         if view.owner is not Ownership.FOREIGN
     ]
     return sorted(found, key=lambda kept: (kept.created, kept.name), reverse=True)
+
+
+def _why(annotations: Mapping[str, str]) -> str:
+    """Why it was made, and why it was ordered back."""
+    made, ordered = (annotations.get(name, "") for name in (ANNOTATION_CHANGE_CAUSE, ANNOTATION_ORDER_CAUSE))
+    return "; ".join(words for words in (made, f"ordered back: {ordered}" if ordered else "") if words)
 
 
 def states(kept: Kept, service: JsonObject) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from .fields import VALIDATIONS, rule
-from .names import GROUP, VERSION
+from .names import ANNOTATION_POOLS, GROUP, VERSION
 from .revision import REVISION_RULES, InferenceRevision, InferenceRevisionSpec, InferenceRevisionStatus
 from .schema import structural_schema
 from .service import SPEC_RULES, InferenceService, InferenceServiceSpec
@@ -125,8 +125,11 @@ def inference_revision_crd() -> dict[str, Any]:
         schema={"required": ["spec"], "properties": {**_META, "spec": spec, "status": status}},
         columns=[
             _column("Service", ".spec.service", description="The InferenceService it was made for."),
-            _column("Pools", ".spec.pools[*].name", description="Its pools."),
-            _column("Hashes", ".spec.pools[*].hash", description="Hash of each pool.", priority=1),
+            _column(
+                "Pools",
+                ".metadata.annotations." + ANNOTATION_POOLS.replace(".", "\\."),
+                description="Its pools, each with its hash.",
+            ),
             _column("Age", ".metadata.creationTimestamp", "date", description="Time since creation."),
         ],
         subresources={"status": {}},

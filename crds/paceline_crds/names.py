@@ -23,6 +23,12 @@ ANNOTATION_DRAINING = f"{GROUP}/draining"
 ANNOTATION_ASKED_BY = f"{GROUP}/asked-by"
 """On a revision: the field manager whose change of the spec it was made for."""
 
+ANNOTATION_POOLS = f"{GROUP}/pools"
+"""On a revision: each pool with its hash, for people. A column of `kubectl get` shows one value, never a list."""
+
+ANNOTATION_ORDER_CAUSE = f"{GROUP}/order-cause"
+"""On a revision: the stated cause of the order that brought the traffic to it last; it outlives the order."""
+
 # Written by users, or by `paceline` for them, on their own objects.
 ANNOTATION_UPGRADE = f"{GROUP}/upgrade"
 ANNOTATION_CHANGE_CAUSE = "kubernetes.io/change-cause"

@@ -37,7 +37,7 @@ from .actions import (
 from .claims import claims_of, warning
 from .gather import ownership
 from .observed import Observed, Ownership
-from .provenance import provenance
+from .provenance import order_cause, provenance
 from .recorder import Recorder
 from .render import Desired
 from .written import Written
@@ -203,10 +203,14 @@ class Applier:
             kept = self._observed.revision(traffic.revision)
             assert kept is not None, "traffic moves to a revision that was created before"
             version = kept.resource_version
+        cause = None
+        if self._desired.pinned:
+            await self._must_be_alive()
+            cause = order_cause(self._live_metadata)
         stored = await self._client.patch(
             INFERENCEREVISIONS,
             traffic.revision,
-            children.traffic_patch(traffic, version),
+            children.traffic_patch(traffic, version, cause),
             self._observed.namespace,
             field_manager=FIELD_MANAGER_OPERATOR,
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline_crds.names import (
+    ANNOTATION_ORDER_CAUSE,
+    ANNOTATION_POOLS,
     ANNOTATION_ROLLOUT,
     API_VERSION,
     CONFIG_FILE_NAME,
@@ -45,6 +47,7 @@ def owner_reference(observed: Observed) -> dict[str, Any]:
 
 def revision(observed: Observed, desired: Desired, annotations: Mapping[str, str] | None = None) -> JsonObject:
     """The InferenceRevision of what was rendered. `annotations` say who asked for it, and why."""
+    pools = ", ".join(f"{pool.name} {pool.hash}" for pool in desired.pools)
     spec = InferenceRevisionSpec(service=observed.name, hash_version=desired.hash_version, pools=list(desired.pools))
     return {
         "apiVersion": API_VERSION,
@@ -54,7 +57,7 @@ def revision(observed: Observed, desired: Desired, annotations: Mapping[str, str
             "namespace": observed.namespace,
             "labels": _service_labels(observed),
             "ownerReferences": [owner_reference(observed)],
-            **({"annotations": dict(annotations)} if annotations else {}),
+            "annotations": {ANNOTATION_POOLS: pools, **(annotations or {})},
         },
         "spec": spec.model_dump(mode="json", exclude_none=True),
     }
@@ -119,12 +122,16 @@ def budget(observed: Observed, name: str, pool: str) -> JsonObject:
     }
 
 
-def traffic_patch(traffic: Traffic, resource_version: str) -> JsonObject:
-    """Merge patch that records the traffic, only over the state it was decided on."""
+def traffic_patch(traffic: Traffic, resource_version: str, cause: str | None = None) -> JsonObject:
+    """Merge patch that records the traffic, only over the state it was decided on.
+
+    Args:
+        cause: of the order that moves it; None where no order does, or it states none: then an earlier one goes.
+    """
     return {
         "metadata": {
             "resourceVersion": resource_version,
-            "annotations": {ANNOTATION_ROLLOUT: traffic.to_json()},
+            "annotations": {ANNOTATION_ROLLOUT: traffic.to_json(), ANNOTATION_ORDER_CAUSE: cause},
         }
     }
 

@@ -34,6 +34,21 @@ def provenance(metadata: Mapping[str, Any], newest: str = "") -> dict[str, str]:
     return found
 
 
+def order_cause(metadata: Mapping[str, Any]) -> str | None:
+    """The stated cause of the order in `spec.rollout.order`: the service's, where whoever wrote the order wrote it.
+
+    Any other says why the spec was changed at some earlier time.
+    """
+    cause = (metadata.get("annotations") or {}).get(ANNOTATION_CHANGE_CAUSE)
+    for entry in metadata.get("managedFields") or () if cause else ():
+        fields = entry.get("fieldsV1") or {}
+        ordered = "f:order" in ((fields.get("f:spec") or {}).get("f:rollout") or {})
+        stated = (fields.get("f:metadata") or {}).get("f:annotations") or {}
+        if ordered and f"f:{ANNOTATION_CHANGE_CAUSE}" in stated:
+            return str(cause)[:CAUSE_CHARACTERS]
+    return None
+
+
 def asked_by(metadata: Mapping[str, Any]) -> str:
     """The field manager that wrote the spec last; empty where the metadata does not say."""
     writers = [

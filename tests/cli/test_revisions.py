@@ -9,11 +9,13 @@ import pytest
 
 from paceline_cli.connection import Stop
 from paceline_cli.history import table
-from paceline_cli.revisions import Kept, before, changes, states, words_of
+from paceline_cli.revisions import Kept, before, changes, read, states, words_of
 from paceline_cli.rollback import choose
+from paceline_crds.names import ANNOTATION_CHANGE_CAUSE, ANNOTATION_ORDER_CAUSE
 from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
 from paceline_crds.service import InferenceService, ObjectMeta
-from paceline_operator.observed import Range, Traffic
+from paceline_operator.children import revision as revision_object
+from paceline_operator.observed import Observed, Range, Traffic
 from paceline_operator.render import Carried, render
 
 PARSED: Any = object()
@@ -179,3 +181,17 @@ def test_history_tells_how_long_replicas_took_to_start_and_what_is_not_known() -
     assert said["chat-c"]["START-UP"] == "9 to 12 s"
     assert said["chat-b"]["START-UP"] == "default 9 s, long 9 to 40 s"
     assert {said["chat-a"][column] for column in ("START-UP", "BASELINE", "VERDICT")} == {"not known"}
+
+
+def test_history_tells_why_a_revision_was_made_and_why_it_was_ordered_back() -> None:
+    desired = render(
+        InferenceService.from_object({**service(), "spec": {"model": {"source": "package://m"}}}), Carried(), "r"
+    )
+    obj = service()
+    reasons = {ANNOTATION_CHANGE_CAUSE: "shorter answers", ANNOTATION_ORDER_CAUSE: "the next one is wrong"}
+    both, ordered = (
+        read(obj, [revision_object(Observed("demo", "chat", "u", 1), desired, annotations)])[0].why
+        for annotations in (reasons, {ANNOTATION_ORDER_CAUSE: "the next one is wrong"})
+    )
+    assert both == "shorter answers; ordered back: the next one is wrong"
+    assert ordered == "ordered back: the next one is wrong"

@@ -17,7 +17,11 @@ import pytest
 import yaml
 
 from paceline_crds import crd
+from paceline_crds.service import InferenceService
 from paceline_local.cluster import Cluster, CommandError
+from paceline_operator import children
+from paceline_operator.observed import Observed
+from paceline_operator.render import Carried, render
 
 pytestmark = pytest.mark.cluster
 
@@ -460,3 +464,14 @@ def test_short_name_category_and_columns(api: Cluster) -> None:
     header = api.kubectl("get", "psvc", "-n", NAMESPACE).splitlines()[0].split()
     assert header == ["NAME", "MODEL", "READY", "REASON", "REPLICAS", "SERVING", "AGE"]
     assert "shown" in api.kubectl("get", "paceline", "-n", NAMESPACE)
+
+
+def test_the_list_of_revisions_shows_every_pool(api: Cluster) -> None:
+    spec = {"model": {"source": "package://m"}, "pools": [{"name": "long"}]}
+    desired = render(InferenceService.from_object({**service("many"), "spec": spec}), Carried(), "r:1")
+    revision = children.revision(Observed(NAMESPACE, "many", "00000000-0000-0000-0000-000000000000", 1), desired)
+    del revision["metadata"]["ownerReferences"]
+    api.kubectl("apply", "-f", "-", stdin=json.dumps(revision))
+    shown = api.kubectl("get", "prev", desired.revision, "-n", NAMESPACE)
+    for pool in desired.pools:
+        assert f"{pool.name} {pool.hash}" in shown

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from paceline_crds.crd import inference_revision_crd
+from paceline_crds.names import ANNOTATION_CHANGE_CAUSE, ANNOTATION_ORDER_CAUSE
 from paceline_crds.service import InferenceService
 from paceline_kube import CONFIGMAPS, DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, Conflict
 from paceline_kube.testing import FakeApiServer
@@ -17,14 +20,16 @@ from paceline_operator.actions import (
     ApplyDeployment,
     CreateRevision,
     Delete,
+    MoveTraffic,
     child_name,
 )
 from paceline_operator.apply import Applier, NameTaken, ServiceGone, project
-from paceline_operator.observed import Observed
+from paceline_operator.gather import RevisionReader, gather
+from paceline_operator.observed import Observed, Traffic
 from paceline_operator.render import Carried, render
 from paceline_operator.written import Written
 
-SERVICE = {
+SERVICE: dict[str, Any] = {
     "apiVersion": "paceline.io/v1alpha1",
     "kind": "InferenceService",
     "metadata": {"name": "chat", "namespace": "demo"},
@@ -169,3 +174,49 @@ def test_the_selector_of_a_deployment_is_three_labels_for_ever() -> None:
             "paceline.io/pool-hash": POOL.hash,
         }
     }
+
+
+async def test_a_revision_names_every_pool_where_a_column_can_show_it(server: FakeApiServer) -> None:
+    spec = {**SERVICE, "spec": {"model": {"source": "package://m"}, "pools": [{"name": "long"}]}}
+    desired = render(InferenceService.from_object(spec), Carried(), "r:1")
+    made = children.revision(Observed("demo", "chat", "u", 1), desired)
+    [column] = [
+        c for c in inference_revision_crd()["spec"]["versions"][0]["additionalPrinterColumns"] if c["name"] == "Pools"
+    ]
+    *path, annotation = column["jsonPath"].replace("\\.", "\0").split(".")
+    assert path == ["", "metadata", "annotations"]
+    shown = made["metadata"]["annotations"][annotation.replace("\0", ".")]
+    assert shown == ", ".join(f"{pool.name} {pool.hash}" for pool in desired.pools)
+    assert [words.split()[0] for words in shown.split(", ")] == ["default", "long"]
+
+
+@pytest.mark.parametrize(
+    ("orderer", "pinned", "kept"),
+    [("paceline-cli", True, "B is wrong"), ("argocd", True, None), ("paceline-cli", False, None)],
+)
+async def test_the_cause_of_an_order_is_kept_on_the_revision_it_brings_back(
+    server: FakeApiServer, orderer: str, pinned: bool, kept: str | None
+) -> None:
+    def wrote(manager: str, **fields: Any) -> dict[str, Any]:
+        return {"manager": manager, "operation": "Apply", "fieldsV1": fields}
+
+    cause: dict[str, Any] = {"f:metadata": {"f:annotations": {f"f:{ANNOTATION_CHANGE_CAUSE}": {}}}}
+    order: dict[str, Any] = {"f:spec": {"f:rollout": {"f:order": {"f:revision": {}}}}}
+    fields = [wrote("paceline-cli", **cause, **order)] if orderer == "paceline-cli" else []
+    fields = fields or [wrote("paceline-cli", **cause), wrote(orderer, **order)]
+    metadata: dict[str, Any] = {
+        **SERVICE["metadata"],
+        "annotations": {ANNOTATION_CHANGE_CAUSE: "B is wrong"},
+        "managedFields": fields,
+    }
+    client = server.client()
+    service = await client.create(INFERENCESERVICES, {**SERVICE, "metadata": metadata}, "demo")
+    observed = Observed("demo", "chat", service["metadata"]["uid"], 1)
+    earlier = children.revision(observed, DESIRED, {ANNOTATION_ORDER_CAUSE: "of an earlier order"})
+    await client.create(INFERENCEREVISIONS, earlier, "demo")
+    kept_ones = (await client.list(INFERENCEREVISIONS, "demo")).items
+    view = gather(service, read=RevisionReader(), revisions=kept_ones, deployments=(), config_maps=(), pods=())
+    applied = Applier(client, Told(), Written(lambda: 0.0), service, view, dataclasses.replace(DESIRED, pinned=pinned))
+    await applied.take(MoveTraffic(Traffic(1, DESIRED.revision, (), 1.0)))
+    found = await client.get(INFERENCEREVISIONS, DESIRED.revision, "demo")
+    assert found["metadata"]["annotations"].get(ANNOTATION_ORDER_CAUSE) == kept
