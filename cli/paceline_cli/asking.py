@@ -46,12 +46,13 @@ async def _one(client: AioKubeClient, pod: JsonObject, direct: Replicas) -> Repo
     try:
         return Report(await client.request("GET", path, timeout=ASK_TIMEOUT))
     except KubeError as exc:
-        if _on_this_machine(client.server, (pod.get("status") or {}).get("podIP")):
+        if on_this_machine(client.server, (pod.get("status") or {}).get("podIP")):
             return (await direct.ask((metadata["namespace"], metadata["name"]), [pod]))[metadata["uid"]]
         return Report(None, _why(exc))
 
 
-def _on_this_machine(server: str, address: str | None) -> bool:
+def on_this_machine(server: str, address: str | None) -> bool:
+    """Whether a pod's address is reached from here: that of the local mode, where the API server is here as well."""
     return _loopback(address or "") and _loopback(urlsplit(server).hostname or "")
 
 

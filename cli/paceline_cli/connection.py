@@ -48,7 +48,23 @@ KubeconfigOption = Annotated[
     Path | None, typer.Option("--kubeconfig", help="This kubeconfig. Default: $KUBECONFIG, else ~/.kube/config.")
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or json.")]
+
+
+def output_of(text: str) -> Output:
+    """How to print, by what the user wrote.
+
+    Raises:
+        typer.BadParameter: it is another word.
+    """
+    try:
+        return Output(text)
+    except ValueError:
+        raise typer.BadParameter(f"write table or json, not {text!r}") from None
+
+
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", parser=output_of, metavar="<table|json>", help="table or json.")
+]
 AllNamespacesOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Services of every namespace.")]
 TimeoutOption = Annotated[float, typer.Option(min=1.0, help="Seconds to wait at most.")]
 

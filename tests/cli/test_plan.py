@@ -40,7 +40,7 @@ def test_a_model_that_fits_has_its_sum_its_concurrency_and_its_ceilings(plan: Ca
     assert done.exit_code == 0
     assert "25514 blocks of 16 tokens at 320.0 KiB a token" in done.output
     assert "8192     49" in done.output
-    assert "Arithmetic takes over from batch 295" in done.output
+    assert "From batch 295 on, arithmetic takes longer" in done.output
 
 
 def test_a_model_that_does_not_fit_is_the_answer_no_with_the_nearest_that_does(plan: Callable[..., Any]) -> None:
@@ -75,6 +75,8 @@ def test_a_config_may_come_from_stdin(plan: Callable[..., Any]) -> None:
     [
         (["--accelerator", "GTX"], 2, "H200"),
         (["--accelerator", "CPU"], 2, "--memory"),
+        (["--accelerator", "H100", "--memory", "8Gi"], 2, "--accelerator CPU"),
+        (["--accelerator", "H100", "--bandwidth", "20"], 2, "--memory"),
         (["--accelerator", "CPU", "--memory", "8GiB"], 2, "8GiB"),
         (["--weights", "fp12"], 2, "bf16"),
         (["--kv-scales", "row"], 2, "tensor, head or token"),
@@ -111,3 +113,30 @@ def test_a_well_known_model_is_counted_by_its_name_and_another_is_not_guessed(pl
     unknown = plan("--accelerator", "H100", model="hf://acme/own")
     assert unknown.exit_code == 3
     assert "fetch its config.json" in unknown.output
+
+
+def test_no_table_speaks_of_contexts_beyond_the_longest_request(plan: Callable[..., Any]) -> None:
+    one = plan("--accelerator", "H100", "--devices", "4", "--max-model-len", "3000")
+    contexts = [line.split()[0] for line in one.output.split("CONTEXT  SEQUENCES\n")[1].split("\n\n")[0].splitlines()]
+    assert contexts == ["1024", "2048", "3000"]
+    every = plan("--max-model-len", "3000")
+    assert "AT 3000" in every.output
+    assert "AT 4096" not in every.output
+    assert "context of 1000" in plan("--max-model-len", "1000").output
+    [found] = json.loads(plan("--accelerator", "H100", "--max-model-len", "3000", "-o", "json").output)
+    assert list(found["concurrency"]) == ["1024", "2048", "3000"]
+
+
+def test_a_cpu_stands_beside_the_others_where_its_memory_is_given(plan: Callable[..., Any]) -> None:
+    assert "\nCPU " not in plan().output
+    assert "\nCPU " in plan("--memory", "512Gi").output
+
+
+def test_of_a_cpu_it_is_said_what_is_known_and_what_is_not(plan: Callable[..., Any]) -> None:
+    bare = plan("--accelerator", "CPU", "--memory", "512Gi").output
+    assert "only the memory that you gave is known; --bandwidth" in bare
+    assert "is not known: how fast CPU multiplies fp32" in bare
+    assert (
+        "the memory and the bandwidth that you gave"
+        in plan("--accelerator", "CPU", "--memory", "512Gi", "--bandwidth", "20").output
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline_cli.plan import app
+from paceline_cli.split import merged
+from paceline_kube.testing import FakeApiServer, Refusal
 
 
 def finding(shape: str, answer: str) -> dict[str, Any]:
@@ -94,8 +97,82 @@ def test_what_keeps_the_router_from_answering_is_said(router: Router, tmp_path: 
     wrong = run(router, token="other")
     assert wrong.exit_code == 4
     assert "the token is wrong" in wrong.output
-    away = CliRunner().invoke(app, ["split", "--admin", "http://127.0.0.1:1"])
+    away = CliRunner().invoke(app, ["split", "--admin", "http://127.0.0.1:1"], env={"PACELINE_ADMIN_TOKEN": "t"})
     assert away.exit_code == 4
     assert "cannot be asked" in away.output
     missing = run(router, "--token-file", str(tmp_path / "none"))
     assert missing.exit_code == 2
+
+
+SECRET = "/api/v1/secrets"
+
+
+async def put_router(server: FakeApiServer, address: str, port: int) -> None:
+    """A ready router pod and the Secret, as chart and operator leave them."""
+    labels = {"app.kubernetes.io/component": "router"}
+    await server.put(
+        "/api/v1/pods",
+        {
+            "metadata": {"name": "paceline-router-0", "namespace": "paceline-system", "labels": labels},
+            "spec": {"containers": [{"name": "router", "ports": [{"name": "metrics", "containerPort": port}]}]},
+            "status": {"podIP": address, "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        },
+    )
+    data = {"token": base64.b64encode(b"t").decode()}
+    metadata = {"name": "paceline-router-admin", "namespace": "paceline-system"}
+    await server.put(SECRET, {"metadata": metadata, "data": data})
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_ADMIN_TOKEN", raising=False)
+
+
+async def test_in_a_local_cluster_router_and_token_are_found_by_the_kubeconfig(
+    server: FakeApiServer, paceline: Any, router: Router
+) -> None:
+    router.services = {"demo/chat": {"default": advice("yes")}}
+    await put_router(server, "127.0.0.1", router.server.server_port)
+    done = await paceline("plan", "split", "demo/chat")
+    assert done.exit_code == 0, done.output
+    assert "because yes" in done.stdout
+
+
+async def test_the_token_is_sent_to_no_address_outside_this_machine_and_the_way_is_said(
+    server: FakeApiServer, paceline: Any
+) -> None:
+    await put_router(server, "10.0.0.1", 8081)
+    done = await paceline("plan", "split")
+    assert done.exit_code == 4
+    assert "kubectl -n paceline-system port-forward pod/paceline-router-0 8081" in done.stderr
+    assert "paceline plan split --admin http://127.0.0.1:8081" in done.stderr
+
+
+async def test_with_a_forwarded_port_the_token_is_still_read_from_its_secret(
+    server: FakeApiServer, paceline: Any, router: Router
+) -> None:
+    router.services = {"demo/chat": {"default": advice("no")}}
+    await put_router(server, "10.0.0.1", 8081)
+    done = await paceline("plan", "split", "--admin", router.url)
+    assert done.exit_code == 1, done.output
+    assert "because no" in done.stdout
+
+
+async def test_who_may_not_read_the_token_or_has_no_router_is_told_what_to_write(
+    server: FakeApiServer, paceline: Any
+) -> None:
+    none = await paceline("plan", "split")
+    assert none.exit_code == 3
+    assert "paceline-system/paceline-router-admin" in none.stderr
+    assert "--system-namespace" in none.stderr
+    server.refuse(Refusal(403, "Forbidden", "no"), path="/secrets/")
+    refused = await paceline("plan", "split")
+    assert refused.exit_code == 1
+    assert "--token-file" in refused.stderr
+
+
+def test_of_several_routers_the_one_with_most_requests_is_believed() -> None:
+    few, many = advice("no") | {"requests": 10}, advice("yes") | {"requests": 90}
+    assert merged([{"demo/chat": {"default": few}}, {"demo/chat": {"default": many}}]) == {
+        "demo/chat": {"default": many}
+    }

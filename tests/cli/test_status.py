@@ -218,3 +218,10 @@ async def test_one_and_all_is_wrong_use(paceline: Any, command: str, more: list[
 
 async def test_an_unknown_form_of_output_is_wrong_use(paceline: Any) -> None:
     assert (await paceline("status", "-o", "yaml")).exit_code == 2
+
+
+async def test_another_form_of_output_is_refused_with_what_to_write(paceline: Any) -> None:
+    done = await paceline("status", "-o", "yaml")
+    assert done.exit_code == 2
+    assert "write table or json, not 'yaml'" in done.stderr
+    assert "Value error" not in done.stderr
