@@ -302,7 +302,11 @@ async def test_what_goes_wrong_after_a_comment_is_an_error_event(router: Any, he
     assert raw.count(b": keep-alive\n\n") >= 1
     assert raw.endswith(b"0\r\n\r\n")
     assert b"[DONE]" not in raw
-    assert "no replica yet" in json.loads(raw.split(b"data: ")[1].split(b"\n\n")[0])["error"]["message"]
+    error = json.loads(raw.split(b"data: ")[1].split(b"\n\n")[0])["error"]
+    request_id = raw.split(b"x-request-id: ")[1].split(b"\r\n")[0].decode()
+    assert "no replica yet" in error["message"]
+    assert error["message"].endswith(f"(request {request_id})")
+    assert error["type"] == "service_unavailable_error"
     assert service.outcomes() == {"5xx": 1}
 
 

@@ -140,6 +140,27 @@ async def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, peer: Any
         assert await asyncio.wait_for(router.running.wait(), 30) == 0
 
 
+async def test_what_was_not_begun_when_the_time_is_over_may_be_sent_again(tmp_path: Path, peer: Any) -> None:
+    asked = asyncio.Event()
+
+    async def silent(request: Any) -> None:
+        asked.set()
+        await request.gone.wait()
+
+    replica = await peer(silent)
+    options = ("--shutdown-delay", "0", "--drain-timeout", "0.1")
+    async with router_process(routes_file(tmp_path, replica.port), *options) as router:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": "smollm2", "messages": []}
+            asking = asyncio.create_task(client.post(router.url + "/v1/chat/completions", json=body))
+            await asyncio.wait_for(asked.wait(), 60)
+            router.signal(signal.SIGTERM)
+            answer = await asking
+        assert await asyncio.wait_for(router.running.wait(), 60) == 0
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "Send the request again." in answer.json()["error"]["message"]
+
+
 async def test_a_changed_routes_file_is_followed(tmp_path: Path, peer: Any) -> None:
     replica = await peer()
     path = routes_file(tmp_path)

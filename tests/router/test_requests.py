@@ -90,6 +90,12 @@ def test_ids_that_are_not_listed_are_not_found(path: bytes) -> None:
     assert refused.value.status == 404
 
 
+def test_an_id_that_is_no_text_is_called_so() -> None:
+    with pytest.raises(Refusal, match="not UTF-8") as refused:
+        model_id(b"/v1/models/%ff")
+    assert refused.value.status == 404
+
+
 def test_a_service_address_lists_its_own_model_only() -> None:
     routes = routes_of(demo__chat="m", demo__code="n")
     page: Any = models_page(routes, "demo/code", anyone)

@@ -23,6 +23,7 @@ from paceline_router.tenancy.keys import Keys, KeysFile, digest_of, keys_from_en
 from paceline_router.tenancy.tenants import Tenants, identity_headers
 from paceline_router.tenancy.watch import SecretWatcher
 from paceline_router.wire.answers import Refusal
+from paceline_router.wire.request_head import read_also, read_head
 
 SECRETS = "/api/v1/secrets"
 KEY = b"sk-chat-1"
@@ -166,6 +167,16 @@ def test_a_name_that_no_tenant_can_have_is_refused(value: bytes) -> None:
     made.use(spec(identity={"from": "TrustedHeader", "header": "x-user"}))
     answer = refused(made, {"x-user": value})
     assert (answer.status, answer.body["error"]["param"]) == (400, "x-user")
+
+
+@pytest.mark.parametrize("lines", [b"x-user: alice\r\nx-user: bob", b"x-user: alice, bob"])
+def test_two_names_in_a_trusted_header_are_called_so(lines: bytes) -> None:
+    made = Tenants()
+    made.use(spec(identity={"from": "TrustedHeader", "header": "x-user"}))
+    read_also(["x-user"])
+    answer = refused(made, read_head(b"POST / HTTP/1.1\r\nhost: x\r\n" + lines).headers)
+    assert answer.status == 400
+    assert "x-user is given twice or has more than one name" in answer.body["error"]["message"]
 
 
 def test_what_clients_call_themselves_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,31 @@ def test_router_and_engine_take_the_same_one_of_fields_given_twice(fields: list[
     assert json_object(body_for("served", router.model, body)) == {**engine, "model": "served"}
 
 
+@pytest.mark.parametrize("escape", ["\\ud800", "\\uDBFF", "\\udc00", "\\uDfFf"])
+@pytest.mark.parametrize("after", ["", " x", "\\n", "é", " " * 40, "\\u0041 and on it goes", "\\ud800"])
+@pytest.mark.parametrize("field", ["prompt", "model", "user", "\\u0070rompt"])
+def test_half_of_a_surrogate_pair_is_called_so_wherever_it_stands(field: str, after: str, escape: str) -> None:
+    with pytest.raises(Refusal, match="is half of a surrogate pair") as refused:
+        parse_body(f'{{"n":1,"{field}":"{escape}{after}"}}'.encode())
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"prompt":"\ud83d\ude00',
+        rb'{"prompt":"\ud83d',
+        rb'{"prompt":"\ud83d\ude00}',
+        rb'{"prompt":"\ud83d\ude00\u12x"}',
+        rb'{"prompt":"\u12"}',
+    ],
+)
+def test_what_is_cut_off_or_misspelt_is_not_called_half_of_a_pair(body: bytes) -> None:
+    with pytest.raises(Refusal, match="not valid JSON") as refused:
+        parse_body(body)
+    assert "half" not in str(refused.value)
+
+
 def test_nothing_known_is_told_from_zero() -> None:
     assert (Body().max_tokens, Body().n, Body().stream, Body().text) == (None, None, None, b"")
     assert parse_body(b'{"max_tokens":0}').max_tokens == 0

@@ -10,7 +10,7 @@ from paceline_router.flow import reply
 from paceline_router.flow.reply import Mode
 from paceline_router.flow.waiting import Waiting
 from paceline_router.wire import answers
-from paceline_router.wire.answers import Refusal, error_event
+from paceline_router.wire.answers import Refusal, error_event, refusal_event
 from paceline_router.wire.chunks import LAST_CHUNK, as_chunk, dechunk
 from paceline_router.wire.usage import usage_of
 
@@ -160,7 +160,7 @@ class Answering(Waiting):
         if refusal.status >= 500:
             log.warning("request %s to %s: %d %s", self.request_id.decode(), self.living.key, refusal.status, refusal)
         if self._head_sent:
-            self._end_early(refusal.status, reply.event(refusal.answer.body))
+            self._end_early(refusal.status, refusal_event(refusal, self.request_id.decode()))
             return
         keep_alive = self._request.keep_alive and not self._plane.stopping
         more = b""

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 0.001
 """Between two requests that are watched for what shapes do to each other: all of most services, some of a busy one."""
 
+RETRY_AFTER_STOPPING: Final = 1
+"""Seconds; others may be there already, and nothing of the request has reached the client."""
+
 _BLAME: Final = {Cause.CONNECT: Event.CONNECT_FAILED, Cause.RESET: Event.RESET}
 # After a request id, whose line they end.
 _SHAPE_LINES: Final = tuple(b"\r\n%b: %b\r\n" % (SHAPE.encode(), shape.value.encode()) for shape in SHAPES)
@@ -344,17 +347,22 @@ class Exchange(Answering):
 
     def abort(self, message: str) -> None:
         """The router is stopping and will not wait any longer."""
-        self._time_out(message)
+        self._give_up(answers.unavailable(f"{message} Send the request again.", RETRY_AFTER_STOPPING))
 
     def _time_out(self, message: str, reason: str = "") -> None:
+        self._give_up(answers.upstream_timeout(message), reason)
+
+    def _give_up(self, refusal: Refusal, reason: str = "") -> None:
+        """Wait no longer, for whatever it is."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.close()
+        message = str(refusal)
         if self._begun:
             self._break_answer(message)
         else:
             self.failure = message
-            self._answer(answers.upstream_timeout(message), reason)
+            self._answer(refusal, reason)
 
     def _release(self) -> None:
         """Let go of the replica; a connection that is still ours is closed."""

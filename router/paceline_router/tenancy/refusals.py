@@ -66,9 +66,12 @@ def no_keys() -> Refusal:
     )
 
 
-def malformed_name(header: str) -> Refusal:
-    """400: a name that no tenant can have."""
-    return Refusal(400, f"The header {header} is malformed: write 1 to 128 visible ASCII characters.", param=header)
+def malformed_name(header: str, value: bytes) -> Refusal:
+    """400: a name that no tenant can have. Two lines of a header make one value, with a comma between them."""
+    what = "given twice or has more than one name" if b", " in value else "malformed"
+    return Refusal(
+        400, f"The header {header} is {what}: write one name of 1 to 128 visible ASCII characters.", param=header
+    )
 
 
 def too_many_tenants(most: int) -> Refusal:

@@ -188,7 +188,7 @@ class Tenants:
     def _new(self, wire: bytes) -> Tenant:
         if _FORM.fullmatch(wire) is None:
             self._identity_rejected[3] += 1
-            raise refusals.malformed_name(self._header)
+            raise refusals.malformed_name(self._header, wire)
         if len(self._tenants) - len(self._specs) >= MOST_TENANTS and not self._make_room():
             self._identity_rejected[4] += 1
             raise refusals.too_many_tenants(MOST_TENANTS)

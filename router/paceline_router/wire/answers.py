@@ -98,6 +98,12 @@ def error_event(message: str, request_id: str) -> bytes:
     return b"data: %b\n\n" % _encode(body)
 
 
+def refusal_event(refusal: Refusal, request_id: str) -> bytes:
+    """The only event of a stream that was begun and then refused."""
+    error = refusal.answer.body["error"]
+    return b"data: %b\n\n" % _encode({"error": {**error, "message": f"{refusal} (request {request_id})"}})
+
+
 STATUS_LINES: dict[int, bytes] = {
     status.value: f"{status.value} {status.phrase}".encode() for status in http.HTTPStatus
 }

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from paceline_crds import errors
 from paceline_router.table.routes import Route, Routes
 from paceline_router.wire.answers import Refusal, model_not_found, unavailable
 from paceline_router.wire.members import members_of, with_member
@@ -123,6 +124,12 @@ _LOOSE: Final[dict[str, Callable[[msgspec.Raw], Any]]] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), msgspec.json.Decoder(int).decode),
     "stream": msgspec.json.Decoder(bool).decode,
 }
+_PLACE: Final = re.compile(r"\(byte (\d{1,9})\)")
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_LONE: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
+_CUT_OFF: Final = 24
+"""Bytes at the end of a text in which half a character is taken for the text's end."""
+
 _RAW: Final = ("messages", "prompt", "response_format", "tools")
 
 
@@ -148,14 +155,19 @@ def parse_target(target: bytes) -> Target:
 
 
 def model_id(path: bytes) -> str | None:
-    """The id in `/v1/models/{id}`, whose slashes may be plain or encoded; None when there is none."""
+    """The id in `/v1/models/{id}`, whose slashes may be plain or encoded; None when there is none.
+
+    Raises:
+        Refusal: 404, it is not text, as every id is.
+    """
     raw = path[len(MODELS) + 1 :]
     if not raw:
         return None
     try:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
-        return None
+        text = "The model id in the path is not UTF-8 text. GET /v1/models lists the models that there are."
+        raise Refusal(404, text, type=errors.NOT_FOUND, param="model", code=errors.CODE_MODEL_NOT_FOUND) from None
 
 
 def parse_body(body: bytes) -> Body:
@@ -169,7 +181,7 @@ def parse_body(body: bytes) -> Body:
     except msgspec.ValidationError:
         return _parse_loosely(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _not_json(exc) from None
+        raise _not_json(exc, body) from None
     except RecursionError:
         raise _too_deep() from None
 
@@ -181,7 +193,7 @@ def _parse_loosely(body: bytes) -> Body:
     except msgspec.ValidationError:
         raise Refusal(400, "The request body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _not_json(exc) from None
+        raise _not_json(exc, body) from None
     except RecursionError:
         raise _too_deep() from None
     found = Body()
@@ -190,7 +202,7 @@ def _parse_loosely(body: bytes) -> Body:
     except msgspec.ValidationError:
         raise Refusal(400, "`model` must be a string.", param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _not_json(exc) from None
+        raise _not_json(exc, bytes(fields.model)) from None
     for name in _RAW:
         setattr(found, name, getattr(fields, name))
     for name, decode in _LOOSE.items():
@@ -199,8 +211,29 @@ def _parse_loosely(body: bytes) -> Body:
     return found
 
 
-def _not_json(exc: Exception) -> Refusal:
-    return Refusal(400, f"The request body is not valid JSON: {exc}.")
+def _not_json(exc: Exception, text: bytes) -> Refusal:
+    escape = _lone_half(str(exc), text)
+    if escape is None:
+        return Refusal(400, f"The request body is not valid JSON: {exc}.")
+    return Refusal(
+        400,
+        f"The request body is not valid JSON: {escape} is half of a surrogate pair. Write both halves, or the "
+        "character itself in UTF-8.",
+    )
+
+
+def _lone_half(words: str, text: bytes) -> str | None:
+    """The escape of half a character that the decoder took offence at. Its words about one differ with what follows,
+    and near the end of the text they are that it was cut off.
+    """
+    place = _PLACE.search(words)
+    if place is not None:
+        end = int(place[1])
+        found = _HALF.search(text[max(0, end - (12 if "surrogate" in words else 6)) : end])
+    else:
+        text = text[-_CUT_OFF:].rstrip()
+        found = _LONE.search(text) if text.endswith((b"}", b'"')) else None
+    return None if found is None else found[0].decode("ascii")
 
 
 def _too_deep() -> Refusal:
