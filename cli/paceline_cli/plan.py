@@ -23,7 +23,6 @@ from .connection import NO, NOT_KNOWN, Output, OutputOption
 from .split import split
 from .tables import columns
 
-
 CEILING_CONTEXT = 2048
 """Tokens of the sequences that decode ceilings are of, where requests may be as long."""
 
