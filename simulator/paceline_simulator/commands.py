@@ -52,9 +52,9 @@ def _root() -> None:
 
     Examples:
 
-      paceline simulate conversation_trace.jsonl --out results     autoscalers, on a trace
+      paceline simulate scaling conversation_trace.jsonl --out results
 
-      paceline simulate routing --trace conversation_trace.jsonl --replicas 8 --speed 1.6
+      paceline simulate routing conversation_trace.jsonl --replicas 8 --speed 1.6
     """
 
 
@@ -62,8 +62,8 @@ def _root() -> None:
 def routing(
     trace: Annotated[
         Path | None,
-        typer.Option(
-            help="A trace of Mooncake's form (JSON lines). Without it: a system prompt that all sessions share."
+        typer.Argument(
+            help="A file of Mooncake's form (JSON lines). Left out: 200 sessions that share a system prompt."
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=256)] = 8,
@@ -86,11 +86,9 @@ def routing(
 
     Examples:
 
-      paceline simulate conversation_trace.jsonl --out results     autoscalers, on a trace
+      paceline simulate routing conversation_trace.jsonl --replicas 8 --speed 1 --speed 1.6 --out results
 
-      paceline simulate routing --trace conversation_trace.jsonl --replicas 8 --speed 1 --speed 1.6 --out results
-
-      paceline simulate routing --replicas 4                        200 sessions that share a system prompt
+      paceline simulate routing --replicas 4
     """
     policies = policy or list(POLICIES)
     unknown = [name for name in policies if name not in POLICIES]

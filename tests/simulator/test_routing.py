@@ -100,7 +100,7 @@ def test_quantiles_are_values_that_occurred() -> None:
 
 def test_the_command_writes_results_in_the_common_form(tmp_path: Path) -> None:
     trace, out = write_trace(tmp_path), tmp_path / "out"
-    arguments = ["routing", "--trace", str(trace), "--replicas", "3", "--seeds", "2", "--speed", "1", "--speed", "2"]
+    arguments = ["routing", str(trace), "--replicas", "3", "--seeds", "2", "--speed", "1", "--speed", "2"]
     result = CliRunner().invoke(app, [*arguments, "--policy", "cost", "--policy", "round-robin", "--out", str(out)])
     assert result.exit_code == 0, result.output
     written = json.loads((out / "results.json").read_text())
@@ -115,6 +115,6 @@ def test_wrong_use_is_said_in_words(tmp_path: Path) -> None:
     result = runner.invoke(app, ["routing", "--policy", "best"])
     assert result.exit_code == 2
     assert "round-robin" in result.output
-    result = runner.invoke(app, ["routing", "--trace", str(tmp_path / "none")])
+    result = runner.invoke(app, ["routing", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert "cannot read" in result.output

@@ -14,7 +14,7 @@ from paceline_simulator.scaling.constructed import RULES, construct
 from paceline_simulator.scaling.fleet import Conditions
 from paceline_simulator.scaling.search import Knobs, Score, search
 from paceline_simulator.scaling.setup import set_up
-from paceline_simulator.scaling.study import Found, interval, verdict
+from paceline_simulator.scaling.study import Found, interval, unreached, verdict
 from paceline_simulator.trace import TraceError
 
 AZURE = (
@@ -122,6 +122,20 @@ def test_a_saving_whose_interval_has_a_fifth_inside_is_not_known() -> None:
     assert verdict(ours, peer, 0.99).startswith("not met")
 
 
+def test_a_goal_that_no_settings_reached_is_said_with_why_where_that_is_known() -> None:
+    reached, short = found("paceline", 0.995, 8.0), found("hpa", 0.5, 8.0)
+    short.on_first_half = Score(0.5, 8.0)
+    hour = set_up(construct("steps"), Conditions(), "8b", copies=1)
+    assert unreached(hour, [reached], 0.99) == []
+    [words] = unreached(hour, [reached, short], 0.99)
+    assert words.startswith("hpa: none of 1 settings reached the goal")
+    assert "50.00 %" in words
+    moment = set_up(construct("steps").first(100.0, 1000), Conditions(start_up=90.0), "8b", copies=1)
+    [_, why] = unreached(moment, [reached, short], 0.99)
+    assert "a new replica takes 90 s to start" in why
+    assert "--start-up" in why
+
+
 def test_one_seed_has_no_interval() -> None:
     assert interval([1.0]) == float("inf")
     assert interval([1.0, 1.0]) == 0.0
@@ -138,6 +152,7 @@ def test_the_command_writes_results_and_a_plot(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     content = json.loads((out / "results.json").read_text())
     assert content["schema"] == "paceline.results/v1"
+    assert all("goal_reached_in_search" in row["params"] for row in content["rows"])
     assert content["rows"][0]["params"]["requests"] == 500
     assert content["rows"][0]["params"]["failures_s"] == [430.0]
     rows = {(row["work"], row["system"], row["metric"]) for row in content["rows"]}

@@ -20,7 +20,7 @@ from .fleet import Conditions
 from .plot import steps
 from .search import POLICIES
 from .setup import MODELS, MOST_REQUESTS, Setup, set_up
-from .study import OURS, Found, interval, rows, study, verdict
+from .study import OURS, Found, interval, rows, study, unreached, verdict
 
 EXIT_WRONG_USE = 2
 
@@ -39,7 +39,10 @@ def scaling(
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs, each with arrivals of its own.")] = 3,
     model: Annotated[str | None, typer.Option(help=f"Of {', '.join(MODELS)}. Default: one that needs a fleet.")] = None,
     copies: Annotated[
-        int | None, typer.Option(min=1, help="Each request arrives so often. Default: a fleet's.")
+        int | None,
+        typer.Option(
+            min=1, help="Each request arrives so many times. Default: until the peak needs some eight replicas."
+        ),
     ] = None,
     ttft: Annotated[
         float | None, typer.Option(help="Objective, seconds. Default: 3 x what a long prompt takes.")
@@ -86,6 +89,8 @@ def scaling(
     numbers = list(range(seeds))
     found = study(setup, chosen, goal, numbers, exact, lambda line: typer.echo(line, err=True))
     show(_table(setup, found, goal))
+    for words in unreached(setup, found, goal):
+        typer.echo(words)
     if out is not None:
         title = f"{setup.trace.name}: replicas asked for"
         length = setup.trace.length
@@ -111,8 +116,9 @@ def _span(text: str) -> tuple[float, float]:
 
 def _table(setup: Setup, found: list[Found], goal: float) -> Table:
     objectives = setup.objectives
+    copies = "" if setup.copies == 1 else f", each request {setup.copies} times (--copies)"
     title = (
-        f"{setup.trace.name} x {setup.copies}: {setup.name} on {setup.gpus} GPU a replica, "
+        f"{setup.trace.name}{copies}: {setup.name} on {setup.gpus} GPU a replica, "
         f"start-up {setup.conditions.start_up:g} s, TTFT {objectives.ttft:g} s, TPOT {objectives.tpot:g} s, "
         f"goal {100 * goal:g} % (95 % intervals)"
     )
@@ -127,7 +133,8 @@ def _table(setup: Setup, found: list[Found], goal: float) -> Table:
             _cell(got["gpu_hours"], 2),
             _cell(got["violations"], 0),
             _cell(got["flaps"], 1),
-            ", ".join(f"{name} {value:g}" for name, value in one.knobs.items()),
+            ", ".join(f"{name} {value:g}" for name, value in one.knobs.items())
+            + ("" if one.on_first_half.attainment >= goal else " (goal not reached)"),
             "" if ours is None or one is ours else verdict(ours, one, goal),
         )
     return table

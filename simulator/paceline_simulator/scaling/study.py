@@ -117,6 +117,23 @@ def _words(knobs: Knobs) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in knobs.items())
 
 
+def unreached(setup: Setup, found: Sequence[Found], goal: float) -> list[str]:
+    """In words: of which policies no settings reached the goal where they were searched; and why, where it is known."""
+    short = [one for one in found if one.on_first_half.attainment < goal]
+    said = [
+        f"{one.policy}: none of {one.tried} settings reached the goal on the trace's first half (at best "
+        f"{100 * one.on_first_half.attainment:.2f} %); its figures are of the settings that came nearest."
+        for one in short
+    ]
+    half, start_up = setup.trace.length / 2.0, setup.conditions.start_up
+    if short and half <= start_up:
+        said.append(
+            f"That half lasts {half:.0f} s and a new replica takes {start_up:g} s to start, so none that is added "
+            "serves in it: take a longer trace or more of it (--hours, --limit), or a shorter --start-up."
+        )
+    return said
+
+
 def interval(values: Sequence[float]) -> float:
     """Half the width of the mean's interval of 95 %; infinite for one value."""
     if len(values) < 2:
@@ -167,6 +184,8 @@ def rows(setup: Setup, found: Sequence[Found], goal: float, seeds: Sequence[int]
             "seeds": list(seeds),
             "settings": dict(one.knobs),
             "settings_tried": one.tried,
+            "goal_reached_in_search": one.on_first_half.attainment >= goal,
+            "attainment_in_search": round(one.on_first_half.attainment, 6),
         }
         for metric, values in one.figures.items():
             width = interval(values)
