@@ -178,10 +178,10 @@ class Exchange(Answering):
             breaking=living.breaking(),
             probe=probe,
             budget=living.budget.has(now),
-            another=cause is Cause.CONNECT and any(not other.health.ejected for other in self._others()),
+            another=cause is Cause.CONNECT and any(not other.health.ejected for other in self._untried()),
         )
 
-    def _others(self) -> Iterator[Backend]:
+    def _untried(self) -> Iterator[Backend]:
         """Replicas that have room and have not failed the request."""
         most = self._plane.settings.max_in_flight
         for other in self.lane.backends:
@@ -230,7 +230,7 @@ class Exchange(Answering):
         probe, self._probe = self._probe, False
         after = head.retry_after
         backend.back_off(float(after) if after is not None and after.isdigit() and len(after) < 9 else None, now, probe)
-        return self._verdict(cause, probe, now) is Verdict.RETRY and next(self._others(), None) is not None
+        return self._verdict(cause, probe, now) is Verdict.RETRY and next(self._untried(), None) is not None
 
     # What the upstream connection says
 
