@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from paceline_crds.tenancy import IdentitySource
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.report.admin import Source
-from paceline_router.table.file import FileSource
+from paceline_router.table.file_source import FileSource
 from paceline_router.table.records import Service, Table
 from paceline_router.tenancy.keys import KeysFile
 
@@ -55,7 +55,7 @@ async def sources(plane: DataPlane, config: Path | None) -> AsyncIterator[Source
     if config is not None:
         keys = KeyFiles(plane)
         file = FileSource(config, keys.use_table)
-        file.load()
+        await file.load()
         yield Sources(file, (file.run, keys.run))
         return
     # Half of a router's start-up time, which one with a file need not spend.
@@ -76,7 +76,7 @@ async def sources(plane: DataPlane, config: Path | None) -> AsyncIterator[Source
                 if secret == name:
                     tell(service)
 
-        def use(table: Table, services: Collection[str] | None) -> None:
+        def use(table: Table, services: Set[str] | None) -> None:
             plane.use(table, services)
             before = dict(wanted)
             wanted.clear()
@@ -114,27 +114,31 @@ class KeyFiles:
         self._plane = plane
         self._files: dict[str, KeysFile] = {}
 
-    def use_table(self, table: Table) -> None:
-        """Route by this table, and go by the keys that its services name."""
-        self._plane.use(table)
-        self._files = {
-            key: self._files[key]
-            if key in self._files and self._files[key].path == Path(service.keys_file)
-            else KeysFile(Path(service.keys_file))
-            for key, service in table.services.items()
-            if service.keys_file
-        }
-        self.refresh()
+    def use_table(self, table: Table, changed: Set[str]) -> None:
+        """Route by this table, in which these services differ, and go by the keys that they name."""
+        self._plane.use(table, changed)
+        for key in changed:
+            service = table.services.get(key)
+            if service is None or not service.keys_file:
+                self._files.pop(key, None)
+                continue
+            file = self._files.get(key)
+            if file is None or file.path != Path(service.keys_file):
+                file = self._files[key] = KeysFile(Path(service.keys_file))
+            self._refresh(key, file)
 
     def refresh(self) -> None:
         """Read the files that have changed."""
         for service, file in self._files.items():
-            if file.refresh():
-                if file.keys.trouble:
-                    log.warning("tenancy of %s: %s", service, file.keys.trouble)
-                for problem in file.keys.problems:
-                    log.warning("tenancy of %s: %s, entry %s", service, file.path, problem)
-                self._plane.use_keys(service, file.keys)
+            self._refresh(service, file)
+
+    def _refresh(self, service: str, file: KeysFile) -> None:
+        if file.refresh():
+            if file.keys.trouble:
+                log.warning("tenancy of %s: %s", service, file.keys.trouble)
+            for problem in file.keys.problems:
+                log.warning("tenancy of %s: %s, entry %s", service, file.path, problem)
+            self._plane.use_keys(service, file.keys)
 
     async def run(self) -> None:
         """Follow the files for ever."""

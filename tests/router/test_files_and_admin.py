@@ -20,7 +20,8 @@ from paceline_router.report.admin import make_app
 from paceline_router.report.guard import OPEN_PATHS
 from paceline_router.report.tokens import AdminToken
 from paceline_router.settings import Settings
-from paceline_router.table.file import FileSource, RoutesFileError, read_table
+from paceline_router.table.file import RoutesFileError, read_table
+from paceline_router.table.file_source import FileSource
 from paceline_router.table.records import Table
 
 GOOD = """
@@ -87,21 +88,30 @@ def test_a_missing_routes_file_is_named(tmp_path: Path) -> None:
         read_table(tmp_path / "none.yaml")
 
 
-def test_a_changed_file_is_read_again_and_a_bad_one_keeps_the_last_table(tmp_path: Path) -> None:
+async def test_a_changed_file_is_read_again_and_a_bad_one_keeps_the_last_table(tmp_path: Path) -> None:
     path = tmp_path / "routes.yaml"
     path.write_text(GOOD)
     used: list[Table] = []
-    source = FileSource(path, used.append)
-    source.load()
-    source.load()
+    source = FileSource(path, lambda table, changed: used.append(table))
+    await source.load()
+    assert used == [read_table(path)]
+    await source.look()
     assert len(used) == 1
     path.write_text("services: [")
-    with pytest.raises(RoutesFileError):
-        source.load()
+    await source.look()
+    assert "not YAML" in (source.error or "")
     assert len(used) == 1
     path.write_text("services: []")
-    source.load()
+    await source.look()
+    assert source.error is None
     assert used[-1] == Table()
+
+
+async def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text("services: [")
+    with pytest.raises(RoutesFileError):
+        await FileSource(path, lambda table, changed: None).load()
 
 
 def test_the_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:

