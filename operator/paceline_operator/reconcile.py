@@ -403,6 +403,7 @@ class Reconciler:
         self._announce(service, _ready(conditions), _ready(new["conditions"]))
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.MODEL_NAME_CONFLICT))
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.CRD_OUTDATED))
+        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.SHAPES_OUT_OF_REACH))
         drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
         if drifted.get("reason") == Reason.DRIFTED:
             self._warn_anew(service, conditions, drifted, reason="ConfigDrift")

@@ -69,6 +69,7 @@ class Desired:
     Attributes:
         replicas: pool → replicas. Not part of any hash.
         pinned: the revision is one that a manual order names, not what the rest of the spec renders to.
+        out_of_reach: pools that are too short for their shapes, in words; see `reach`.
     """
 
     revision: str
@@ -80,6 +81,7 @@ class Desired:
     suspended: bool
     drift_policy: DriftPolicy = DriftPolicy.REPORT
     pinned: bool = False
+    out_of_reach: str = ""
 
 
 def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:

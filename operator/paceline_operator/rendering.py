@@ -16,6 +16,7 @@ from paceline_kube import JsonObject
 
 from .defaults import TABLES
 from .observed import Observed, Ownership, RevisionView
+from .reach import out_of_reach
 from .render import Desired, InvalidSpec, asked, carried_from, pinned, render
 from .startups import budgets
 from .upgrades import read_order, with_order
@@ -81,15 +82,19 @@ class Renderer:
             parsed = InferenceService.from_object(service)
             order = parsed.spec.rollout.order if parsed.spec.rollout else None
             if order is not None:
-                return pinned(asked(parsed), _ordered(order.revision, own))
+                return _with_doubts(pinned(asked(parsed), _ordered(order.revision, own)), parsed)
             readable = [r.parsed for r in own if r.parsed is not None]
             upgrade = read_order(parsed.metadata.annotations)
             carried = with_order(carried_from(readable), upgrade, readable)
-            return render(parsed, replace(carried, start_ups=start_ups), self._runtime_image)
+            return _with_doubts(render(parsed, replace(carried, start_ups=start_ups), self._runtime_image), parsed)
         except ValidationError as exc:
             return InvalidSpec(_words(exc))
         except InvalidSpec as exc:
             return type(exc)(str(exc))
+
+
+def _with_doubts(desired: Desired, service: InferenceService) -> Desired:
+    return replace(desired, out_of_reach=out_of_reach(service.spec, desired))
 
 
 def _only_stored(before: _Inputs, outcome: Desired | InvalidSpec, now: _Inputs) -> bool:

@@ -103,6 +103,10 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
         verdicts[ConditionType.CRD_OUTDATED] = Verdict(
             TRUE, Reason.FIELDS_MISSING, words_of_missing(situation.crd_lacks)
         )
+    if situation.desired is not None and situation.desired.out_of_reach:
+        verdicts[ConditionType.SHAPES_OUT_OF_REACH] = Verdict(
+            TRUE, Reason.POOL_TOO_SHORT, situation.desired.out_of_reach
+        )
     if situation.drift is not None:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
     if situation.split is not None:
