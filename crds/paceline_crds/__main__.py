@@ -9,6 +9,9 @@ import typer
 
 from . import crd, metrics
 
+CRDS, CHART, PAGE = Path("crds"), Path("charts/paceline"), Path("docs/reference/metrics.md")
+"""What is generated, and what it stands beside, under the root of a checkout."""
+
 
 def crds(
     write: Annotated[
@@ -28,10 +31,15 @@ def crds(
         python -m paceline_crds --write .
     """
     if write is not None:
-        for path in crd.write(write / "crds", write / "charts" / "paceline" / "files" / "crds"):
+        missing = next((part for part in (CRDS, CHART / "Chart.yaml", PAGE) if not (write / part).exists()), None)
+        if missing is not None:
+            raise typer.BadParameter(
+                f"{write} is no root of a checkout: there is no {missing}; write the folder that has crds/",
+                param_hint="--write",
+            )
+        for path in crd.write(write / CRDS, write / CHART / "files" / "crds"):
             typer.echo(path)
-        page = write / "docs" / "reference" / "metrics.md"
-        page.parent.mkdir(parents=True, exist_ok=True)
+        page = write / PAGE
         page.write_text(metrics.markdown(), encoding="utf-8")
         typer.echo(page)
         return

@@ -21,10 +21,23 @@ def test_the_committed_page_is_the_one_the_catalogue_generates() -> None:
 
 
 def test_the_command_writes_the_page_where_it_is_committed(tmp_path: Path) -> None:
+    for folder in ("crds", "charts/paceline", PAGE.parent):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("charts/paceline/Chart.yaml", PAGE):
+        (tmp_path / file).touch()
     command = [sys.executable, "-m", "paceline_crds", "--write", str(tmp_path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     assert (tmp_path / PAGE).read_text(encoding="utf-8") == (ROOT / PAGE).read_text(encoding="utf-8")
     assert str(tmp_path / PAGE) in said.splitlines()
+
+
+def test_nothing_is_written_outside_a_checkout(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nonexistent"):
+        command = [sys.executable, "-m", "paceline_crds", "--write", str(folder)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "checkout" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_has_a_row_for_every_metric() -> None:
