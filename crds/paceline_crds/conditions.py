@@ -68,6 +68,8 @@ class Reason(enum.StrEnum):
     SERVING = "Serving"
     IDLE = "Idle"
     NOTHING_SERVES = "NothingServes"
+    KEYS_UNREADABLE = "KeysUnreadable"
+    """Replicas could take requests, but the routers refuse all: they cannot check keys."""
     NEWER_RELEASE = "NewerRelease"
     IN_SYNC = "InSync"
     DRIFTED = "Drifted"

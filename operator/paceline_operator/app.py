@@ -23,6 +23,7 @@ from .election import Election, LeaseTiming
 from .events import EventRecorder
 from .front import Door, Front
 from .guard import LeaderGuard
+from .keys import KeysKeeper
 from .metrics import Metrics
 from .queue import WorkQueue
 from .reconcile import Reconciler
@@ -117,6 +118,12 @@ class Operator:
             changed=self.queue.add,
             active=self.election.leading.is_set,
         )
+        self.keys = KeysKeeper(
+            pages=lambda: self.reconciler.route_pages(),
+            services=lambda: self.watching.caches.services.list(),
+            changed=self.queue.add,
+            active=self.election.leading.is_set,
+        )
         self.schemas = SchemaKeeper(
             crd=lambda name: reader.get(CRDS, name),
             changed=self._enqueue_all,
@@ -131,6 +138,7 @@ class Operator:
             drift_of=self.drift.of,
             split_of=self.splits.of,
             crd_lacks=lambda: self.schemas.lacks,
+            keys_of=self.keys.of,
         )
         self.metrics = Metrics()
         self.metrics.observe(
@@ -175,6 +183,7 @@ class Operator:
             _spawn(self._resync(), "resync"),
             _spawn(self.drift.run(), "drift"),
             _spawn(self.splits.run(), "splits"),
+            _spawn(self.keys.run(), "keys"),
             _spawn(self.schemas.run(), "schemas"),
             _spawn(self._keep_front(), "front"),
         ]

@@ -38,13 +38,14 @@ from .drift.repair import Repair, repair
 from .drift.world import world_of
 from .failures import Problem, refusal
 from .gather import RevisionReader, gather
+from .keys import has_keys, told_before
 from .observed import Observed
 from .plan import Limits, asks_routers, plan
 from .pod_events import PodEvents
 from .recorder import Recorder
 from .render import Desired, InvalidSpec
 from .rendering import Renderer
-from .routers import Routers
+from .routers import ROUTES_PATH, Routers
 from .served_names import Conflict as NameConflict
 from .served_names import conflict_of, served_name_indexes
 from .settings import Settings
@@ -133,6 +134,7 @@ class Reconciler:
         drift_of: Callable[[Key], Drift | None] = lambda _: None,
         split_of: Callable[[Key], Verdict | None] = lambda _: None,
         crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: (),
+        keys_of: Callable[[Key], str | None] = lambda _: "",
     ) -> None:
         """
         Args:
@@ -140,6 +142,7 @@ class Reconciler:
             drift_of: what the last look at a service's configuration found.
             split_of: what the routers advise of its pools.
             crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
+            keys_of: why no router can check a service's keys; None: not known yet.
         """
         self._client = client
         self._caches = caches
@@ -156,6 +159,7 @@ class Reconciler:
         self._drift_of = drift_of
         self._split_of = split_of
         self._crd_lacks = crd_lacks
+        self._keys_of = keys_of
         self._repaired: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
@@ -175,6 +179,10 @@ class Reconciler:
     async def split_pages(self) -> list[Mapping[str, Any]]:
         """What each ready router says of pools by shape, see `splits`."""
         return await self._routers.pages(self._caches.routers.list(), SPLIT_PATH)
+
+    async def route_pages(self) -> list[Mapping[str, Any]]:
+        """What each ready router says of its services, see `keys`."""
+        return await self._routers.pages(self._caches.routers.list(), ROUTES_PATH)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass.
@@ -375,7 +383,10 @@ class Reconciler:
         conditions = old.get("conditions") or []
         observed = situation.observed
         key = (observed.namespace, observed.name)
-        situation = replace(situation, split=self._split_of(key), crd_lacks=self._crd_lacks() or ())
+        keys = self._keys_of(key)
+        if keys is None:
+            keys = told_before(conditions) if has_keys(service) else ""
+        situation = replace(situation, split=self._split_of(key), crd_lacks=self._crd_lacks() or (), keys=keys)
         new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
         if situation.drift is None or situation.split is None:
             new = with_last_looks(new, old, situation)
@@ -404,6 +415,9 @@ class Reconciler:
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.MODEL_NAME_CONFLICT))
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.CRD_OUTDATED))
         self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.SHAPES_OUT_OF_REACH))
+        traffic = _condition(new["conditions"], ConditionType.TRAFFIC_READY)
+        if traffic.get("reason") == Reason.KEYS_UNREADABLE:
+            self._warn_anew(service, conditions, traffic, reason=Reason.KEYS_UNREADABLE)
         drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
         if drifted.get("reason") == Reason.DRIFTED:
             self._warn_anew(service, conditions, drifted, reason="ConfigDrift")

@@ -33,6 +33,7 @@ class Situation:
         drift: what the last look at the configuration found; None before the first one.
         upgrade: what this operator would render anew.
         split: what the routers advise of pools by shape; None before they were asked.
+        keys: why no router can check the service's API keys, in words; empty where one can, or no key is needed.
         crd_lacks: fields that the cluster's CRDs lack.
     """
 
@@ -44,6 +45,7 @@ class Situation:
     drift: Drift | None = None
     upgrade: UpgradeStatus | None = None
     split: Verdict | None = None
+    keys: str = ""
     crd_lacks: tuple[str, ...] = ()
 
 

@@ -202,6 +202,8 @@ def _nothing_serves(situation: Situation, cause: Problem | None) -> Verdict:
 def _traffic_ready(situation: Situation) -> Verdict:
     serves, desired = serving_replicas(situation), situation.desired
     traffic = situation.observed.traffic
+    if serves and traffic and situation.keys:
+        return Verdict(FALSE, Reason.KEYS_UNREADABLE, situation.keys)
     if serves and traffic:
         words = "1 replica takes" if serves == 1 else f"{serves} replicas take"
         return Verdict(TRUE, Reason.SERVING, f"{words} requests for {traffic.revision}")

@@ -45,6 +45,7 @@ class Desk:
     def __init__(self, server: FakeApiServer) -> None:
         self.client = server.client()
         self.told = Told()
+        self.keys: str | None = ""
         self.caches = Caches(
             services=Store(service_indexes()),
             revisions=Store(child_indexes()),
@@ -60,7 +61,9 @@ class Desk:
         """Another process, with caches as full as those of the one before."""
         self.caches = replace(self.caches, views=Views(), written=Written(time.monotonic))
         settings = Settings(runtime_image=image, namespace="paceline-system")
-        self.reconciler = Reconciler(self.client, self.caches, self.told, lambda: 1000.0, settings)
+        self.reconciler = Reconciler(
+            self.client, self.caches, self.told, lambda: 1000.0, settings, keys_of=lambda _: self.keys
+        )
 
     async def refresh(self, *only: str) -> None:
         for name in only or KINDS:
@@ -292,3 +295,30 @@ async def test_objects_of_others_are_not_touched_whatever_their_labels_and_names
     await desk.refresh()
     await desk.reconcile()
     assert {o["metadata"]["name"] for o in (await desk.client.list(CONFIGMAPS, "demo")).items} == {"mine", name}
+
+
+async def test_keys_that_no_router_can_check_are_told_and_hold_over_a_restart_until_the_routers_were_asked(
+    desk: Desk,
+) -> None:
+    async def traffic() -> Any:
+        await desk.reconcile()
+        await desk.refresh()
+        return next(c for c in (await desk.status())["conditions"] if c["type"] == "TrafficReady")
+
+    desk.keys = "the Secret demo/chat-keys does not exist"
+    await desk.create(tenancy={"identity": {"from": "APIKey", "secretName": "chat-keys"}})
+    assert (await traffic())["reason"] != "KeysUnreadable", "without a replica that is what is told"
+    [deployment] = (await desk.client.list(DEPLOYMENTS, "demo")).items
+    metadata = {"name": "p", "namespace": "demo", "uid": "p", "resourceVersion": "1"}
+    metadata["labels"] = deployment["spec"]["template"]["metadata"]["labels"]
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    desk.caches.pods.put({"metadata": metadata, "status": {"phase": "Running", "conditions": [ready]}})
+    await traffic()
+    told = await traffic()
+    assert (told["status"], told["reason"], told["message"]) == ("False", "KeysUnreadable", desk.keys)
+    desk.restart()
+    desk.keys = None
+    assert await traffic() == told
+    assert desk.told.count(("Warning", "KeysUnreadable")) == 1
+    desk.keys = ""
+    assert (await traffic())["reason"] == "Serving"
