@@ -198,6 +198,8 @@ def _tell(services: Services, service: str | None, output: Output) -> int:
     if output is Output.JSON:
         typer.echo(json.dumps(services, indent=2))
     else:
+        if not services:
+            typer.echo("the routers know no service yet")
         for key, pools in services.items():
             _print(key, pools)
     answers = {f["answer"] for pools in services.values() for advice in pools.values() for f in advice["shapes"]}

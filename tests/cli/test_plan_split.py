@@ -91,6 +91,8 @@ def test_a_service_without_requests_is_not_known(router: Router) -> None:
     done = run(router)
     assert done.exit_code == 3
     assert "demo/chat: no request yet" in done.output
+    router.services = {}
+    assert "the routers know no service yet" in run(router).output
 
 
 def test_what_keeps_the_router_from_answering_is_said(router: Router, tmp_path: Path) -> None:
