@@ -54,6 +54,16 @@ def test_of_an_event_stream_only_whole_events_are_passed_on(payloads: list[bytes
         assert out == b"" or dechunk(out).endswith((b"\n\n", b"\r\n\r\n"))
 
 
+def test_an_event_ends_where_its_own_bytes_do_however_short_the_chunks() -> None:
+    for end in (b"\n\n", b"\r\n\r\n"):
+        event = b"data: x" + end
+        chunks = [as_chunk(event[at : at + 1]) for at in range(len(event))]
+        walker = ChunkWalker(events=True)
+        passed = [walker.feed(chunk) for _ in range(2) for chunk in chunks]
+        assert passed == [*[b""] * (len(chunks) - 1), b"".join(chunks)] * 2
+        assert walker.held == 0
+
+
 def test_an_event_that_spans_too_much_is_passed_on_in_parts() -> None:
     walker = ChunkWalker(events=True)
     chunk = as_chunk(b"x" * 60_000)

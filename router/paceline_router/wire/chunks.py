@@ -17,6 +17,9 @@ MAX_TRAILER: Final = 8 * 1024
 MAX_SPLIT_EVENT: Final = 256 * 1024
 """Past this many held bytes an event that spans chunks is passed on in parts."""
 
+ENDING: Final = 4
+"""Bytes of the longest end of an event, two times CR LF."""
+
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 MAX_SIZES: Final = 4096
@@ -52,7 +55,8 @@ def chunk_size(line: bytes) -> int:
     size = int(match[1], 16)
     if size > MAX_CHUNK:
         raise ChunkError(f"a chunk of {size} bytes is larger than {MAX_CHUNK}")
-    if len(_SIZES) < MAX_SIZES and len(line) <= len(b"ffffffff"):
+    # Of a chunk shorter than what ends an event its own bytes tell too little for the quick look of `feed`.
+    if (size >= ENDING or size == 0) and len(_SIZES) < MAX_SIZES and len(line) <= len(b"ffffffff"):
         _SIZES[line] = size
     return size
 
@@ -68,6 +72,7 @@ class ChunkWalker:
         "_end",
         "_events",
         "_held",
+        "_last",
         "_need",
         "_parts",
         "_size",
@@ -86,6 +91,7 @@ class ChunkWalker:
         self._parts: list[bytes] = []
         self._size = 0
         self._need = 0
+        self._last = b""
         self.events = 0
         """Server-sent events that have been given back, each ended by an empty line."""
         self.tail = b""
@@ -137,6 +143,8 @@ class ChunkWalker:
             self._held = b""
         size = len(data)
         position = self._walked
+        last = self._last
+        self._last = b""
         cut = 0
         need = 0
         while position < size:
@@ -164,14 +172,22 @@ class ChunkWalker:
                 break
             if data[end - 2 : end] != b"\r\n":
                 raise ChunkError("a chunk does not end where its size says")
-            if not self._events or data[end - 4 : end - 2] == b"\n\n" or data[end - 6 : end - 2] == b"\r\n\r\n":
+            if not self._events:
                 cut = end
+            else:
+                # What ends a short chunk may have begun in the ones before it, and never in its own size line.
+                last = (
+                    data[end - 6 : end - 2] if length >= ENDING else (last + data[end - 2 - length : end - 2])[-ENDING:]
+                )
+                if last.endswith(b"\n\n") or last == b"\r\n\r\n":
+                    cut = end
             position = end
         if position - cut > MAX_SPLIT_EVENT:
             cut = position
         self._walked = position - cut
         if cut == size:
             return data
+        self._last = last
         rest = data[cut:] if cut else data
         if need:
             self._parts = [rest]
