@@ -90,13 +90,29 @@ class Service:
         self.model: str = manifest["spec"]["model"].get("servedName", self.name)
 
 
+def service_in(path: Path) -> Service:
+    """The InferenceService of a manifest, which may have other objects beside it.
+
+    Raises:
+        DemoError: there is none, or more than one, or the file cannot be read.
+    """
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DemoError(f"{path} cannot be read as YAML: {error}") from error
+    found = [d for d in documents if isinstance(d, dict) and d.get("kind") == "InferenceService"]
+    if len(found) != 1:
+        raise DemoError(f"{path} has {len(found)} InferenceServices: name a manifest that has one")
+    return Service(found[0])
+
+
 def apply_service(cluster: Cluster, path: Path, progress: Progress) -> Service:
     """Make the namespace and apply the manifest, as a user would.
 
     Raises:
         LocalError: the API server refuses it; the message has its words.
     """
-    service = Service(yaml.safe_load(path.read_text(encoding="utf-8")))
+    service = service_in(path)
     progress(f"kubectl apply -f {path}")
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": service.namespace}}))
     # By force: the fields that the manifest names are the demo's again, whatever was tried by hand in between.
