@@ -87,6 +87,8 @@ async def serve(
     # The prefix index is compiled once on a machine: before the ports are open, not while somebody waits.
     await loop.run_in_executor(None, native.load)
     async with sources(plane, config) as followed:
+    # From before a table is read, which may take its time, to the very end: neither is a reason to be taken for dead.
+    beating = None if heartbeat is None else loop.create_task(beat(lambda: plane.ready, heartbeat))
         server = await loop.create_server(
             lambda: ClientConnection(plane), listen.host, listen.port, backlog=BACKLOG, reuse_port=listen.shared or None
         )
@@ -103,8 +105,6 @@ async def serve(
         ]
         for task in tasks:
             task.add_done_callback(lambda task: _ended(task, stop))
-        # To the very end, since what takes its time there is no reason to be taken for dead.
-        beating = None if heartbeat is None else loop.create_task(beat(lambda: plane.ready, heartbeat))
         port = server.sockets[0].getsockname()[1]
         log.info("%s on http://%s:%d, admin on port %d", words(), listen.host, port, admin.port)
         print(f"paceline router ready on http://{listen.host}:{port} (admin port {admin.port})", flush=True)

@@ -235,3 +235,24 @@ async def test_a_worker_that_hangs_is_killed_replaced_and_counted(tmp_path: Path
 
 def test_what_is_red_comes_before_what_is_killed() -> None:
     assert BEAT_SECONDS < HUNG_SECONDS < RED_SECONDS < supervisor_module.SILENT_SECONDS
+
+
+async def test_a_worker_that_gives_signs_of_life_may_take_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads a table that is very large."""
+    monkeypatch.setattr(supervisor_module, "START_SECONDS", 0.0)
+    output = asyncio.StreamReader()
+    pulse = Pulse()
+    try:
+        with pytest.raises(TimeoutError):
+            await supervisor_module._first_line(output, pulse)
+        os.write(pulse.worker_end, b"n")
+        pulse.look()
+        waiting = asyncio.create_task(supervisor_module._first_line(output, pulse))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        output.feed_data(b"ready\n")
+        assert await waiting == b"ready\n"
+    finally:
+        os.close(pulse.worker_end)
+        pulse.close()

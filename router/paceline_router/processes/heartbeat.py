@@ -32,6 +32,7 @@ class Pulse:
     with too much to do) has heard nothing either, and must not take its workers for dead.
 
     Attributes:
+        heard: there has been a sign.
         ready: what the last sign said.
         silence: seconds of looking without a sign; 0 before the first one, when the worker starts.
         worker_end: for the worker; to be closed here once it runs.
@@ -40,7 +41,7 @@ class Pulse:
     def __init__(self) -> None:
         self._pipe, self.worker_end = os.pipe()
         os.set_blocking(self._pipe, False)
-        self._heard = False
+        self.heard = False
         self.ready = False
         self.silence = 0.0
 
@@ -51,10 +52,10 @@ class Pulse:
         except BlockingIOError:
             said = b""
         if said:
-            self._heard = True
+            self.heard = True
             self.ready = said.endswith(_READY)
             self.silence = 0.0
-        elif self._heard:
+        elif self.heard:
             self.silence += BEAT_SECONDS
 
     def close(self) -> None:

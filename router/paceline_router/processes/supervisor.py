@@ -27,6 +27,9 @@ from paceline_router.settings import Settings
 log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
+LONGEST_START = 600.0
+"""Until a worker is ready: without a sign of life, and with them, when it reads a table that is very large."""
+
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 10.0
 """Seconds before a worker that ended is started again; doubled each time, until one has run for `LONGEST_PAUSE`."""
@@ -234,7 +237,7 @@ class Supervisor:
                 worker.signal(signal.SIGTERM)
             process.stdin.write(orders.encode())
             with contextlib.suppress(TimeoutError):
-                line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+                line = await _first_line(process.stdout, pulse)
                 match = _READY.search(line)
                 if match is not None:
                     worker.admin_port = int(match[1])
@@ -253,6 +256,24 @@ class Supervisor:
             del self._workers[slot]
             pulse.close()
             self.admin.ended(process.pid)
+
+
+async def _first_line(output: asyncio.StreamReader, pulse: Pulse) -> bytes:
+    """What a worker says when it is ready; empty where it ended.
+
+    Raises:
+        TimeoutError: it took too long.
+    """
+    reading = asyncio.ensure_future(output.readline())
+    try:
+        done, _ = await asyncio.wait([reading], timeout=START_SECONDS)
+        if not done and pulse.heard:
+            done, _ = await asyncio.wait([reading], timeout=LONGEST_START - START_SECONDS)
+        if not done:
+            raise TimeoutError
+    finally:
+        reading.cancel()
+    return reading.result()
 
 
 def reserve(host: str, port: int) -> socket.socket:
