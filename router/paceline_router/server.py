@@ -72,7 +72,8 @@ async def serve(
         FileNotFoundError: neither a file nor a cluster.
         OSError: a port is taken.
     """
-    settings = within_files(settings, raise_file_limit())
+    files, asked = raise_file_limit(), settings.max_client_connections
+    settings = within_files(settings, files)
     loop = asyncio.get_running_loop()
     tracer, exporter = otlp.from_environment(os.environ)
     plane = DataPlane(settings, tracer=tracer)
@@ -86,9 +87,9 @@ async def serve(
         loop.add_signal_handler(number, on_signal)
     # The prefix index is compiled once on a machine: before the ports are open, not while somebody waits.
     await loop.run_in_executor(None, native.load)
-    async with sources(plane, config) as followed:
     # From before a table is read, which may take its time, to the very end: neither is a reason to be taken for dead.
     beating = None if heartbeat is None else loop.create_task(beat(lambda: plane.ready, heartbeat))
+    async with sources(plane, config) as followed:
         server = await loop.create_server(
             lambda: ClientConnection(plane), listen.host, listen.port, backlog=BACKLOG, reuse_port=listen.shared or None
         )
@@ -106,6 +107,14 @@ async def serve(
         for task in tasks:
             task.add_done_callback(lambda task: _ended(task, stop))
         port = server.sockets[0].getsockname()[1]
+        # Not before: of a router that cannot start the reason is said, and nothing beside it.
+        if settings.max_client_connections < asked:
+            log.warning(
+                "only %d client connections are taken, since this process may have %d open files; raise its limit "
+                "(ulimit -n)",
+                settings.max_client_connections,
+                files,
+            )
         log.info("%s on http://%s:%d, admin on port %d", words(), listen.host, port, admin.port)
         print(f"paceline router ready on http://{listen.host}:{port} (admin port {admin.port})", flush=True)
         if ready is not None:
@@ -155,11 +164,6 @@ def within_files(settings: Settings, files: int) -> Settings:
     clients = max(1, (files - SPARE_FILES) // 2)
     if clients >= settings.max_client_connections:
         return settings
-    log.warning(
-        "only %d client connections are taken, since this process may have %d open files; raise its limit (ulimit -n)",
-        clients,
-        files,
-    )
     return dataclasses.replace(settings, max_client_connections=clients)
 
 
