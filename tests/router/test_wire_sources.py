@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import os
 import resource
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from paceline_router.server import SPARE_FILES, within_files
 from paceline_router.settings import Settings
 from paceline_router.sources import KeyFiles, secrets_of, sources
 from paceline_router.table.file import read_table
-from paceline_router.tenancy.keys import Keys
+from paceline_router.tenancy.keys import Keys, KeysFile
 
 BODY = {"model": "smollm2", "messages": []}
 
@@ -75,6 +76,20 @@ async def test_a_file_brings_table_and_keys_and_limits_are_shared_by_the_process
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "bomb"])
+def test_keys_that_would_hold_the_router_up_are_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "keys.yaml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        lists = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))
+        path.write_text("\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x, x]", *lists]))
+    file = KeysFile(path)
+    assert file.refresh()
+    assert file.keys.entries == {}
+    assert ("no regular file" if kind == "fifo" else "not YAML") in (file.keys.trouble or "")
 
 
 def test_only_services_that_go_by_keys_have_their_secret_read(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from paceline_router.table.yaml_file import FileFault, check_kind, read_text
+
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})(?:\s+\*?-)?", re.IGNORECASE)
 """Also as `sha256sum` prints it, with a dash for the name of the file."""
 
@@ -117,10 +119,16 @@ class KeysFile:
 
     def _read(self) -> Keys:
         try:
-            raw: Any = yaml.safe_load(self.path.read_text())
+            check_kind(self.path.stat())
         except OSError as exc:
             return Keys(trouble=f"the file {self.path} cannot be read: {exc.strerror}")
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
+        except FileFault as exc:
+            return Keys(trouble=f"the file {self.path} is not read: {exc}")
+        try:
+            raw: Any = yaml.safe_load(read_text(self.path))
+        except OSError as exc:
+            return Keys(trouble=f"the file {self.path} cannot be read: {exc.strerror}")
+        except (yaml.YAMLError, RecursionError, ValueError):
             # The parser's own words quote the file.
             return Keys(trouble=f"the file {self.path} is not YAML")
         if raw is None:
