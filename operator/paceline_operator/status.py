@@ -168,7 +168,8 @@ def _ready_by_what_runs(situation: Situation) -> Verdict:
         waiting = situation.waiting or counts(situation)
         if lacks_room(cause_of(situation)):
             waiting += "; there is no room for both, so replicas are replaced one by one"
-        return Verdict(FALSE, Reason.ROLLING_OUT, f"{current} serves while {desired.revision} takes over: {waiting}")
+        words = "replicas of another revision are still to go" if on_target else f"{desired.revision} takes over"
+        return Verdict(FALSE, Reason.ROLLING_OUT, f"{current} serves while {words}: {waiting}")
     if cause is None and total(desired) == 0 and not desired.suspended:
         words = situation.waiting or f"{desired.revision} takes over without replicas"
         return Verdict(FALSE, Reason.ROLLING_OUT, words)

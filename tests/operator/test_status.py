@@ -363,6 +363,17 @@ def test_a_roll_without_room_that_goes_one_by_one_is_told_as_one() -> None:
     assert verdicts[ConditionType.READY].reason is Reason.DEGRADED
 
 
+def test_a_revision_that_has_the_traffic_is_not_said_to_take_over_from_itself() -> None:
+    both = pods(A, ready=1) + pods(B, ready=1)
+    before = judge(situation(B, [revision(A, 1), revision(B)], both, [deployment(A, 1), deployment(B, 1)]))
+    assert f"{A.revision} serves while {B.revision} takes over" in before[ConditionType.READY].message
+    after = judge(situation(B, [revision(A, 1), revision(B, 2)], both, [deployment(A, 1), deployment(B, 1)]))
+    assert after[ConditionType.READY].reason is Reason.ROLLING_OUT
+    assert (
+        f"{B.revision} serves while replicas of another revision are still to go" in after[ConditionType.READY].message
+    )
+
+
 def test_an_evicted_pod_tells_something_only_where_its_successor_does_not() -> None:
     evicted = Problem(Reason.POD_REFUSED, "Evicted", "pod old")
     gone = PodView("old", "default", A.pools[0].hash, False, False, True, evicted)
