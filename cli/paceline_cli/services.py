@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
+from paceline_crds.conditions import ConditionStatus, ConditionType
 from paceline_kube import INFERENCESERVICES, JsonObject, KubeClient, NotFound
 
 from .connection import Stop, words_of
@@ -104,7 +104,4 @@ def says(obj: JsonObject) -> str:
     ready: dict[str, Any] = condition(obj, ConditionType.READY)
     if not ready or behind(obj):
         return "the operator has not seen the change yet"
-    current = serving(obj)
-    if ready["reason"] == Reason.ROLLING_OUT and current and current == status_of(obj).get("updatedRevision"):
-        return f"{ready['reason']}: {current} serves; replicas of another revision are still to go"
     return f"{ready['reason']}: {ready.get('message', '')}".rstrip(": ")

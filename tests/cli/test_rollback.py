@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from paceline_cli.services import says
 from paceline_crds.service import InferenceService
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator import children
@@ -121,12 +120,3 @@ async def test_who_stops_waiting_is_told_that_the_order_stands(
     assert "the order stands" in stderr.decode()
     assert process.returncode == 130
     assert "Traceback" not in stderr.decode()
-
-
-def test_a_revision_does_not_take_over_from_itself_while_the_old_replicas_go(stored: Any, condition: Any) -> None:
-    ready = condition("Ready", "False", "RollingOut", "chat-aaa serves while chat-aaa takes over: 1 of 1 ready")
-    assert says(stored(conditions=[ready])) == (
-        "RollingOut: chat-aaa serves; replicas of another revision are still to go"
-    )
-    ready = condition("Ready", "False", "RollingOut", "chat-aaa serves while chat-bbb takes over: 0 of 1 ready")
-    assert "while chat-bbb takes over" in says(stored(conditions=[ready], updatedRevision="chat-bbb"))
