@@ -35,6 +35,7 @@ services:
   - url: http://[::1]:8002/
     pool: long
     draining: true
+  pools: [{name: long, shapes: [VeryLong]}]
   traffic:
     generation: 7
     entries: [{revision: chat-1, weight: 100}]
@@ -66,9 +67,9 @@ def test_a_routes_file_may_be_json(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("services: [", "not YAML"),
-        ("[]", "the file"),
-        ("services: [{name: chat}]", "services.0.name"),
-        ("services: [{name: a/b, replica: []}]", "services.0.replica"),
+        ("[]", "write `services:` and under it a list"),
+        ("services: [{name: chat}]", "chat: name: write NAMESPACE/NAME"),
+        ("services: [{name: a/b, replica: []}]", "a/b: replica: there is no such field"),
         ("services: [{name: a/b}, {name: a/b}]", "twice"),
         ("services: [{name: a/b, replicas: [{url: 'http://h:1'}, {url: 'http://h:1'}]}]", "twice"),
         ("services: [{name: a/b, replicas: [{url: 'https://h:1'}]}]", "url"),

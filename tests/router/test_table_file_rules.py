@@ -69,6 +69,26 @@ def at(service: Service, *path: str | int, put: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Service], Any], str]] = {
+    "a replica in a pool that there is not": (
+        lambda s: at(s, "replicas", 1, "pool", put="lnog"),
+        "replicas: the pool lnog is not under pools, so that no request goes there",
+    ),
+    "a share for a revision that no replica has": (
+        lambda s: at(s, "traffic", "entries", 0, "revision", put="chat-2"),
+        "traffic.entries: no replica has the revision chat-2, which is to get 100 %",
+    ),
+    "a text where true or false belongs": (
+        lambda s: at(s, "replicas", 0, "ready", put="maybe"),
+        "replicas.0.ready: write true or false",
+    ),
+    "a replica without an address": (
+        lambda s: s["replicas"][0].pop("url"),
+        "replicas.0.url: is missing; write it",
+    ),
+    "a share below zero": (
+        lambda s: at(s, "traffic", "entries", 0, "weight", put=-1),
+        "traffic.entries.0.weight: write 0 or more",
+    ),
     "a tenant twice": (
         lambda s: at(s, "tenancy", "tenants", put=[{"name": "a"}, {"name": "a"}]),
         "tenancy.tenants: name: a is there twice; write it once",
@@ -143,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Service], Any], str]] = {
     ),
     "a name without its namespace": (
         lambda s: at(s, "name", put="chat"),
-        "services.0.name: write NAMESPACE/NAME",
+        "chat: name: write NAMESPACE/NAME",
     ),
     "weights that are less than all": (
         lambda s: at(s, "traffic", "entries", put=[{"revision": "a", "weight": 50}, {"revision": "b", "weight": 40}]),
@@ -195,7 +215,7 @@ REFUSED: dict[str, tuple[Callable[[Service], Any], str]] = {
     ),
     "a field that there is not": (
         lambda s: at(s, "served_as", put="x"),
-        "services.0.served_as: there is no such field; remove it, or see to its spelling",
+        "demo/chat: served_as: there is no such field; remove it, or see to its spelling",
     ),
 }
 
@@ -353,3 +373,31 @@ def test_cel_that_is_not_read_is_said(expression: str) -> None:
 def test_a_missing_value_is_told_from_a_broken_rule(expression: str) -> None:
     with pytest.raises(CelValueError):
         compile_cel(expression)({"self": {"b": 2}})
+
+
+def test_all_faults_of_a_file_are_told_at_once_each_in_a_line_with_its_service(tmp_path: Path) -> None:
+    first, second, third = good(), good(), good()
+    first["replicas"][0]["ready"] = "maybe"
+    second.update(name="demo/second", traffic={"entries": [{"revision": "chat-1", "weight": 60}]})
+    del second["keysFile"]
+    third["name"] = "demo/second"
+    with pytest.raises(RoutesFileError) as caught:
+        read_table(write(tmp_path / "routes.json", first, second, third))
+    title, *faults = str(caught.value).splitlines()
+    assert title.endswith("has 4 faults:")
+    for words in (
+        "demo/chat: replicas.0.ready: ",
+        "demo/second: keysFile: ",
+        "demo/second: traffic.entries: ",
+        "twice",
+    ):
+        assert any(words in fault for fault in faults), words
+    assert all(fault.startswith("  - demo/") for fault in faults)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "services:", "services: {}", "other: []", "services: [1]"])
+def test_a_file_that_is_no_list_of_services_is_told_what_to_write(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text(text)
+    with pytest.raises(RoutesFileError, match=r"write (`services:`|a list|it|fields)"):
+        read_table(path)

@@ -112,7 +112,7 @@ def test_a_routes_file_says_what_a_spec_says(tmp_path: Path) -> None:
         (("shapes: [VeryLong]", "shapes: [Huge]"), "shapes"),
         (
             ("  pools:\n", "  pools:\n  - {name: other, shapes: [VeryLong]}\n"),
-            "VeryLong is claimed by the pools other and long",
+            "each shape belongs to one pool",
         ),
     ],
 )

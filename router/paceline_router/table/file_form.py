@@ -105,12 +105,6 @@ class FileService(Model):
     scaling: ScalingSpec | None = None
 
 
-class RoutesFile(Model):
-    """The file."""
-
-    services: list[FileService]
-
-
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of a replica.
 
@@ -195,13 +189,33 @@ def contradictions(service: FileService) -> Iterator[str]:
     for pool in service.pools:
         for shape in pool.shapes:
             other = claims.setdefault(shape, pool.name)
-            if other != pool.name:
+            # Of the other pools the rule of the CRD says it.
+            if other != pool.name and DEFAULT_POOL in (other, pool.name):
                 yield (
                     f"pools: the shape {shape.value} is claimed by the pools {other} and {pool.name}; each shape "
                     "belongs to one pool"
                 )
+    yield from _out_of_reach(service)
     if service.traffic is not None:
         yield from _wrong_shares(service.traffic)
+
+
+def _out_of_reach(service: FileService) -> Iterator[str]:
+    """Names that lead nowhere: a misspelt one would silently take replicas or requests out of service."""
+    pools = {DEFAULT_POOL, *(pool.name for pool in service.pools)}
+    for name in dict.fromkeys(replica.pool for replica in service.replicas):
+        if name not in pools:
+            yield (
+                f"replicas: the pool {name} is not under pools, so that no request goes there; write it there "
+                "with its shapes, or see to its spelling"
+            )
+    revisions = {replica.revision for replica in service.replicas}
+    for share in service.traffic.entries if service.traffic is not None else ():
+        if share.weight and service.replicas and share.revision not in revisions:
+            yield (
+                f"traffic.entries: no replica has the revision {share.revision}, which is to get {share.weight} %; "
+                f"write `revision: {share.revision}` at the replicas that run it, or see to its spelling"
+            )
 
 
 def _wrong_shares(traffic: FileTraffic) -> Iterator[str]:
