@@ -133,10 +133,10 @@ def test_a_change_that_cannot_start_leaves_the_old_revision_serving(fleet: Fleet
         fleet.apply("bad", "chat")
         fleet.wait_ready("bad", "chat")
         with under_load(fleet, "bad/chat") as load:
-            # The cache would hold it, so the ledger lets it pass; the model was made for half as much.
-            fleet.apply("bad", "chat", runtime={"maxModelLen": 16384, "kvCache": {"memory": "1Gi"}})
-            condition = fleet.wait_reason("bad", "chat", "ConfigError", 90)
-            assert "maxModelLen" in condition["message"]
+            # The pod has no limit, so that only the node itself can tell that it has not so much.
+            fleet.apply("bad", "chat", runtime={"kvCache": {"memory": "4096Gi"}})
+            condition = fleet.wait_reason("bad", "chat", "ConfigError", 120)
+            assert "kvCache" in condition["message"]
             traffic = fleet.condition("bad", "chat", "TrafficReady")
             assert traffic is not None
             assert traffic["status"] == "True"
