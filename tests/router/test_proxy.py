@@ -124,10 +124,10 @@ async def test_a_retry_at_another_revision_uses_its_name(router: Any, peer: Any,
     assert [request.json["model"] for request in other.received] == ["name1"] * 4
 
 
-async def test_a_body_that_cannot_be_rewritten_is_refused_and_frees_the_connection(router: Any, peer: Any) -> None:
+async def test_a_body_that_is_no_json_is_refused_and_frees_the_connection(router: Any, peer: Any) -> None:
     service = await router(await peer())
     async with httpx.AsyncClient() as client:
-        for content, status in ((b'{"model":"demo/chat","\xff":1}', 400), (b'{"model":"demo/chat"}', 200)):
+        for content, status in ((b'{"model":"demo/chat","n":}', 400), (b'{"model":"demo/chat"}', 200)):
             answer = await client.post(service.url + "/v1/completions", content=content)
             assert answer.status_code == status
     await service.idle()
