@@ -5,8 +5,6 @@ The routers follow the Secrets, the operator reads none. Asked only while some s
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +12,7 @@ from paceline_crds.conditions import Reason
 from paceline_crds.tenancy import IdentitySource
 from paceline_kube import JsonObject, Key, key_of
 
-log = logging.getLogger(__name__)
+from .rounds import come_round
 
 INTERVAL_SECONDS = 10.0
 
@@ -90,15 +88,12 @@ class KeysKeeper:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            if self._active():
-                try:
-                    await self.look()
-                except Exception:
-                    log.exception("the routers could not be asked whether they can check keys")
-                await asyncio.sleep(self._interval)
-            else:
-                await asyncio.sleep(1.0)
+        await come_round(
+            self.look,
+            active=self._active,
+            interval=self._interval,
+            failure="the routers could not be asked whether they can check keys",
+        )
 
     async def look(self) -> None:
         """Ask now. While no router answers, what was known stays."""

@@ -6,17 +6,14 @@ decision does. A pass that finds another decision than before is the only write 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
 from paceline_kube import Key
 
+from .rounds import come_round
 from .verdict import Verdict
-
-log = logging.getLogger(__name__)
 
 SPLIT_PATH = "/v1/paceline/split"
 INTERVAL_SECONDS = 300.0
@@ -74,15 +71,12 @@ class SplitKeeper:
 
     async def run(self) -> None:
         """For ever."""
-        while True:
-            if self._active():
-                try:
-                    await self.look()
-                except Exception:
-                    log.exception("the routers could not be asked for their advice")
-                await asyncio.sleep(self._interval)
-            else:
-                await asyncio.sleep(1.0)
+        await come_round(
+            self.look,
+            active=self._active,
+            interval=self._interval,
+            failure="the routers could not be asked for their advice",
+        )
 
     async def look(self) -> None:
         """Ask now. While no router answers, what was known stays."""
