@@ -25,8 +25,6 @@ from paceline_autoscaler.samples import Absent, NotANumber, Present
 from paceline_autoscaler.source import Pool
 from paceline_local.build import prometheus_binary
 
-pytest.importorskip("prometheus_api_client")
-
 BOUND = 60.0
 LABELS = {"namespace": "demo", "service": "chat", "pool": "default"}
 POOL = Pool(**LABELS, pods=("a", "b"), max_running=64)
