@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -273,10 +275,10 @@ def test_kill_9_of_a_control_plane_part_is_said_repaired_and_stops_no_answer(fle
         fleet.apply(namespace, "chat")
         fleet.wait_ready(namespace, "chat")
         models = {p["metadata"]["uid"]: restarts(p) for p in fleet.pods(namespace)}
-        _kill_part(fleet, part)
-        if part != "service-proxy":
-            assert fleet.chat(f"{namespace}/chat"), "answers do not need the control plane"
-        bring_up(fleet.cluster.directory, lambda shape: shape)
+        eventually(lambda: _answers(fleet, f"{namespace}/chat"), "an answer before")
+        with _killed(fleet, part):
+            if part != "service-proxy":
+                assert fleet.chat(f"{namespace}/chat"), "answers do not need the control plane"
         status = lifecycle.status(fleet.cluster.directory)
         assert status is not None
         assert status.works, status
@@ -286,15 +288,34 @@ def test_kill_9_of_a_control_plane_part_is_said_repaired_and_stops_no_answer(fle
         fleet.wait_ready(namespace, "chat")
 
 
+def test_a_node_that_was_taken_for_lost_serves_again_once_the_control_plane_is_back(fleet: Fleet) -> None:
+    with fleet.namespace("lost"):
+        fleet.apply("lost", "chat")
+        fleet.wait_ready("lost", "chat")
+        (pod,) = fleet.pods("lost")
+        eventually(lambda: _answers(fleet, "lost/chat"), "an answer before")
+        with _killed(fleet, "etcd"):
+            # The node controller waits for 50 s of silence before it marks the node and all pods on it.
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                assert fleet.chat("lost/chat")
+                time.sleep(1)
+        eventually(lambda: _answers(fleet, "lost/chat"), "an answer")
+        fleet.wait_ready("lost", "chat")
+        (again,) = fleet.pods("lost")
+        assert again["metadata"]["uid"] == pod["metadata"]["uid"]
+        assert restarts(again) == restarts(pod)
+
+
 def test_kill_9_of_the_node_leaves_pods_running_and_finds_them_again(fleet: Fleet) -> None:
     with fleet.namespace("node"):
         fleet.apply("node", "chat")
         fleet.wait_ready("node", "chat")
         (pod,) = fleet.pods("node")
         pids = {process.pid for process in processes_of(pod)}
-        _kill_part(fleet, "node-0")
-        assert fleet.chat("node/chat")
-        bring_up(fleet.cluster.directory, lambda shape: shape)
+        eventually(lambda: _answers(fleet, "node/chat"), "an answer before")
+        with _killed(fleet, "node-0"):
+            assert fleet.chat("node/chat")
         eventually(lambda: _answers(fleet, "node/chat"), "an answer")
         assert pids <= {process.pid for process in processes_of(pod)}
         (again,) = fleet.pods("node")
@@ -302,7 +323,9 @@ def test_kill_9_of_the_node_leaves_pods_running_and_finds_them_again(fleet: Flee
         assert restarts(again) == restarts(pod)
 
 
-def _kill_part(fleet: Fleet, part: str) -> None:
+@contextmanager
+def _killed(fleet: Fleet, part: str) -> Iterator[None]:
+    """A part of the cluster ends at once; afterwards it is brought up again, whatever was found meanwhile."""
     status = lifecycle.status(fleet.cluster.directory)
     assert status is not None
     (found,) = [p for p in status.parts if p.name == part]
@@ -313,7 +336,11 @@ def _kill_part(fleet: Fleet, part: str) -> None:
         now = lifecycle.status(fleet.cluster.directory)
         return now is not None and any(p.name == part and p.state == "crashed" for p in now.parts)
 
-    eventually(said, f"status says that {part} crashed", 20)
+    try:
+        eventually(said, f"status says that {part} crashed", 20)
+        yield
+    finally:
+        bring_up(fleet.cluster.directory, lambda shape: shape)
 
 
 def _answers(fleet: Fleet, model: str) -> bool:

@@ -432,6 +432,28 @@ def test_a_crashed_container_restarts_while_the_api_server_is_away(cluster: Clus
     assert cluster.kubectl("logs", "alone") == "k=v\n"
 
 
+def test_a_node_that_was_taken_for_lost_says_that_it_and_its_pods_are_ready(cluster: Cluster) -> None:
+    create(cluster, "lost", container("exec sleep 300"))
+    until(lambda: ready(cluster, "lost"))
+    condition_of_pod = {"type": "Ready", "status": "False", "lastTransitionTime": "2020-01-01T00:00:00Z"}
+    mark(cluster, "pod", "lost", condition_of_pod)
+    until(lambda: ready(cluster, "lost"))
+    assert condition(cluster, "lost", "Ready")["lastTransitionTime"] > "2021"
+    mark(cluster, "node", "node-0", {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"})
+    until(lambda: {"Ready": "True"} in [{c["type"]: c["status"]} for c in node_conditions(cluster)], 30)
+    cluster.kubectl("delete", "pod", "lost", "--grace-period=0", "--force")
+
+
+def mark(cluster: Cluster, kind: str, name: str, condition: dict[str, Any]) -> None:
+    patch = json.dumps({"status": {"conditions": [condition]}})
+    cluster.kubectl("patch", kind, name, "--subresource=status", "--type=strategic", "-p", patch)
+
+
+def node_conditions(cluster: Cluster) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.get("node", "node-0")["status"]["conditions"]
+    return found
+
+
 def test_pods_that_come_and_go_while_the_node_is_killed_are_never_doubled_nor_left(cluster: Cluster) -> None:
     pair = [container("(setsid sleep 300 &); exec sleep 300"), container("trap '' TERM; while :; do sleep 0.3; done")]
     pair[1]["name"] = "stubborn"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline_local.node.env import Facts
 from paceline_local.node.plan import ContainerSpec
 from paceline_local.node.runtime import Termination
-from paceline_local.node.status import ContainerFacts, container_status, pod_status
+from paceline_local.node.status import ContainerFacts, container_status, overwritten, pod_status
 
 FACTS = Facts("127.64.1.2", "127.64.1.1", "node-0", {})
 MAIN = ContainerSpec("main", "Always", {"name": "main", "image": "paceline.io/shell:1"})
@@ -125,3 +125,17 @@ def test_conditions_of_others_are_kept_and_readiness_gates_count() -> None:
     gate = {"type": "example.com/gate", "status": "True"}
     pod = {**pod, "status": {"conditions": [target, gate]}}
     assert conditions(status(RUNNING, pod=pod))["Ready"] == "True"
+
+
+def watched(version: int, **changed: str) -> dict:
+    conditions = [{**c, "status": changed.get(c["type"], c["status"])} for c in status(RUNNING)["conditions"]]
+    return {"metadata": {**POD["metadata"], "resourceVersion": str(version)}, "status": {"conditions": conditions}}
+
+
+def test_a_condition_of_the_node_that_somebody_else_changed_is_seen_and_an_older_state_is_not_one() -> None:
+    sent = status(RUNNING)
+    assert overwritten(watched(12, Ready="False"), sent, 11)
+    assert not overwritten(watched(12), sent, 11)
+    assert not overwritten(watched(11, Ready="False"), sent, 11)
+    assert not overwritten(watched(9, Ready="False"), sent, 11)
+    assert overwritten({"metadata": {"resourceVersion": "12"}, "status": {}}, sent, 11)

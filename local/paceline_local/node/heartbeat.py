@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LEASE_NAMESPACE = "kube-node-lease"
 LEASE_SECONDS = 10
 RENEW_SECONDS = 2.5
+LOOK_SECONDS = 10.0
 STATUS_SECONDS = 60.0
 FAILURES_PER_LINE = 20
 VERSION = "v1.37.2"
@@ -79,6 +80,11 @@ def node_status(config: NodeConfig, port: int, now: float, since: str) -> dict[s
     }
 
 
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
 class Heartbeat:
     """Registers the node and keeps it alive; makes Node or Lease anew where somebody deleted them."""
 
@@ -99,29 +105,43 @@ class Heartbeat:
             await self._client.patch(NODES, self._config.name, {"metadata": {"labels": labels}}, kind="merge")
         await self._write_status()
 
+    async def _keep_status(self, due: bool) -> bool:
+        """Write the Node's status where that is due or where it says that the node is lost; whether it was written.
+
+        A control plane that had no sign of life marks the node, and only the node itself takes that back.
+        """
+        if not due and _is_ready(await self._client.get(NODES, self._config.name)):
+            return False
+        await self._write_status()
+        return True
+
     async def _write_status(self) -> None:
         status = node_status(self._config, self._port, time.time(), self._since)
         await self._client.patch(NODES, self._config.name, {"status": status}, kind="strategic", subresource="status")
 
     async def run(self) -> None:
         """Renew the Lease, and now and then the Node's status, until cancelled."""
-        status_due = time.monotonic() + STATUS_SECONDS
+        now = time.monotonic()
+        look_due, status_due = now + LOOK_SECONDS, now + STATUS_SECONDS
         known: dict[str, Any] | None = None
         failures = 0
         while True:
             try:
                 known = await self._renew(known)
-                if time.monotonic() >= status_due:
-                    await self._write_status()
-                    status_due = time.monotonic() + STATUS_SECONDS
+                now = time.monotonic()
+                if now >= look_due:
+                    if await self._keep_status(now >= status_due):
+                        status_due = now + STATUS_SECONDS
+                    look_due = now + LOOK_SECONDS
             except NotFound:
-                known, status_due = None, 0.0
+                known, look_due, status_due = None, 0.0, 0.0
                 try:
                     await self.register()
                 except KubeError as error:
                     log.warning("node not registered: %s", error)
             except KubeError as error:
                 failures += 1
+                look_due = 0.0
                 if failures % FAILURES_PER_LINE == 1:
                     log.warning("lease not renewed (%d times now): %s", failures, error)
             else:

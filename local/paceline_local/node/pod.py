@@ -29,7 +29,7 @@ from paceline_local.node.restart import Decision, decide, next_backoff
 from paceline_local.node.runtime import LOST, START_ERROR, attempts_of
 from paceline_local.node.shim import write_json
 from paceline_local.node.start import remove_short_tmp, start_container
-from paceline_local.node.status import pod_status
+from paceline_local.node.status import overwritten, pod_status
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class PodWorker:
         self.started_at = time.time()
         self._wake = asyncio.Event()
         self._sent: JsonObject | None = None
+        self._sent_version = 0
 
     # What the node tells.
 
@@ -369,6 +370,8 @@ class PodWorker:
     async def _write_status(self, now: float) -> None:
         if self.gone:
             return
+        if self._sent and overwritten(self.pod, self._sent, self._sent_version):
+            self._sent = None
         status = pod_status(
             self.pod,
             [c.facts(self.label) for c in self.containers.values()],
@@ -384,12 +387,12 @@ class PodWorker:
             return
         body = {"metadata": {"uid": self.uid}, "status": status}
         try:
-            await self.context.client.patch(PODS, self.name, body, self.namespace, subresource="status")
+            written = await self.context.client.patch(PODS, self.name, body, self.namespace, subresource="status")
         except (NotFound, Conflict):
             self.gone = True
             self._wake.set()
             return
-        self._sent = status
+        self._sent, self._sent_version = status, int(written["metadata"]["resourceVersion"])
 
     async def _delete(self) -> None:
         if self.gone:

@@ -214,3 +214,19 @@ def pod_status(
         "initContainerStatuses": [container_status(c, default) for c in containers if c.spec.role != "main"] or None,
         "containerStatuses": [container_status(c, default) for c in containers if c.spec.role == "main"],
     }
+
+
+def overwritten(pod: Pod, sent: JsonObject, version: int) -> bool:
+    """Whether somebody else has changed the node's own conditions since it wrote them.
+
+    The node controller does so for all pods of a node that it takes for lost, and only the node takes that back.
+
+    Args:
+        pod: as the watch brought it last, which may be older than what was sent.
+        sent: the status that the node wrote last.
+        version: the resource version that this write made.
+    """
+    if int(pod["metadata"].get("resourceVersion") or 0) <= version:
+        return False
+    now = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions") or ()}
+    return any(now.get(c["type"]) != c["status"] for c in sent["conditions"] if c["type"] in OURS)
