@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # In CI a test that failed is run once more, and the summary names it ("R", rerun): a fault of the code fails twice.
-RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE,)
+# Short traces leave room for what the tests say of a cluster.
+RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE --tb=short,)
 PYTEST := $(BIN)/python -m pytest $(RERUNS)
 
 .DEFAULT_GOAL := help

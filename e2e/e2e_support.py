@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from typing import Any, TypeVar
 
 import openai
 
-from paceline_local.cluster import Cluster
+from paceline_local import lifecycle
+from paceline_local.cluster import Cluster, CommandError
 
 T = TypeVar("T")
 
 READY_SECONDS = 180.0
+SYSTEM = "paceline-system"
 
 
 def eventually(check: Callable[[], T], what: str, seconds: float = 60.0, every: float = 0.25) -> T:
@@ -106,6 +109,23 @@ class Fleet:
         """Pods of a namespace that are not being deleted."""
         items = self.cluster.get("pods", "-n", namespace, *(["-l", selector] if selector else []))["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
+
+    def account(self) -> str:
+        """How the cluster is, for the report of a test that failed: parts, pods, warnings, ends of logs."""
+        status = lifecycle.status(self.cluster.directory)
+        said = [f"{part.name}: {part.state}" for part in status.parts] if status else ["no cluster"]
+        for command in (
+            ("get", "nodes,psvc,pods", "-A", "--no-headers"),
+            ("get", "events", "-A", "--field-selector=type=Warning", "--sort-by=.lastTimestamp", "--no-headers"),
+            ("logs", "-n", SYSTEM, "-l", "app.kubernetes.io/component=router", "--tail=15", "--timestamps"),
+            ("logs", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--tail=15"),
+        ):
+            said.append(f"$ kubectl {' '.join(command)}")
+            try:
+                said += self.cluster.kubectl(*command, "--request-timeout=10s", timeout=20).splitlines()[-25:]
+            except (CommandError, subprocess.TimeoutExpired) as error:
+                said.append(f"no answer: {error}")
+        return "\n".join(said)
 
     def client(self) -> openai.OpenAI:
         """The unmodified SDK, which tells of every failure at once instead of trying again."""

@@ -14,15 +14,13 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from e2e_support import Fleet, eventually, under_load
+from e2e_support import SYSTEM, Fleet, eventually, under_load
 
 from paceline_local import lifecycle
 from paceline_local.cluster import CommandError
 from paceline_local.commands import bring_up
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
-
-SYSTEM = "paceline-system"
 
 
 def processes_of(pod: dict[str, Any]) -> list[psutil.Process]:
