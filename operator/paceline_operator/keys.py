@@ -16,9 +16,6 @@ from .rounds import come_round
 
 INTERVAL_SECONDS = 10.0
 
-PREFIX = "API keys cannot be checked: "
-"""How a router begins the problem that this is about."""
-
 ADVICE = "make the Secret, and name it in the chart's value router.keySecrets, so that the routers may read it"
 
 
@@ -28,26 +25,33 @@ def has_keys(service: JsonObject) -> bool:
     return bool(identity.get("from") == IdentitySource.API_KEY)
 
 
-def unreadable(pages: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
+def unreadable(pages: Iterable[Mapping[str, Any]]) -> dict[Key, str] | None:
     """By service, why no router can check its keys, in words. While one can, the service is left out.
 
     Args:
         pages: the bodies of `GET /v1/paceline/routes`; one that has not read the cluster yet, or has another form, says
             nothing.
+
+    Returns:
+        None where no page says anything.
     """
     said: dict[Key, list[str]] = {}
+    heard = False
     for page in pages:
-        services = page.get("services")
-        if not page.get("synced") or not isinstance(services, Mapping):
+        services, why = page.get("services"), page.get("keys_unreadable")
+        if not page.get("synced") or not isinstance(services, Mapping) or not isinstance(why, Mapping):
             continue
-        for name, entry in services.items():
-            problems = entry.get("problems") if isinstance(entry, Mapping) else None
-            if not isinstance(problems, list):
-                continue
+        heard = True
+        for name in services:
             namespace, _, service = str(name).partition("/")
-            why = next((str(words) for words in problems if str(words).startswith(PREFIX)), "")
-            said.setdefault((namespace, service), []).append(why)
-    return {key: f"{min(found)}; every request gets a 503: {ADVICE}" for key, found in said.items() if all(found)}
+            said.setdefault((namespace, service), []).append(str(why.get(name) or ""))
+    if not heard:
+        return None
+    return {
+        key: f"API keys cannot be checked: {min(found)}; every request gets a 503: {ADVICE}"
+        for key, found in said.items()
+        if all(found)
+    }
 
 
 def told_before(conditions: Iterable[Mapping[str, Any]]) -> str:
@@ -96,14 +100,14 @@ class KeysKeeper:
         )
 
     async def look(self) -> None:
-        """Ask now. While no router answers, what was known stays."""
+        """Ask now. While no router says anything of keys, what was known stays."""
         with_keys = {key_of(service) for service in self._services() if has_keys(service)}
         found: dict[Key, str] = {}
         if with_keys:
-            pages = list(await self._pages())
-            if not pages:
+            said = unreadable(await self._pages())
+            if said is None:
                 return
-            found = {key: words for key, words in unreadable(pages).items() if key in with_keys}
+            found = {key: words for key, words in said.items() if key in with_keys}
         before, self._found = self._found, found
         # What an operator before this one said holds until the first look, and may be over.
         asked = with_keys if before is None else before.keys() | found.keys()

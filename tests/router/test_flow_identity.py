@@ -190,8 +190,10 @@ async def test_models_of_a_service_whose_keys_cannot_be_read_are_not_shown(route
         answer = await client.get("/v1/models", headers=GOOD)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "keys.yaml" not in answer.text
-    page = routes_page(service.plane, Source())["services"]["demo/mine"]
-    assert page["problems"] == ["API keys cannot be checked: the file keys.yaml cannot be read"]
+    page = routes_page(service.plane, Source())
+    assert page["keys_unreadable"] == {"demo/mine": "the file keys.yaml cannot be read"}
+    problems = page["services"]["demo/mine"]["problems"]
+    assert problems == ["API keys cannot be checked: the file keys.yaml cannot be read"]
 
 
 async def test_an_empty_table_lists_no_models_and_asks_for_no_key(router: Any) -> None:

@@ -282,8 +282,11 @@ def test_no_count_is_lost(counts: list[int]) -> None:
 
 
 def page(generation: int | None, *replicas: dict[str, Any], age: float | None = 1.0, **services: Any) -> dict[str, Any]:
-    chat = {"generation": generation, "servedName": "m", "replicas": list(replicas)}
-    return {"synced": True, "ageSeconds": age, "error": None, "services": {"demo/chat": chat, **services}}
+    chat = {"generation": generation, "servedName": "m", "problems": [], "replicas": list(replicas)}
+    return {
+        **{"synced": True, "ageSeconds": age, "error": None, "keys_unreadable": {}},
+        "services": {"demo/chat": chat, **services},
+    }
 
 
 def replica(uid: str, **fields: Any) -> dict[str, Any]:
@@ -308,6 +311,18 @@ def test_what_one_process_does_not_follow_yet_is_not_followed() -> None:
     assert merge_routes([*pages, page(None, age=None)])["services"]["demo/chat"]["generation"] is None
     assert merge_routes([*pages, page(None, age=None)])["ageSeconds"] is None
     assert not merge_routes([page(1), {**page(1), "synced": False}])["synced"]
+
+
+def test_keys_are_unreadable_when_no_process_can_check_them_and_every_problem_is_told() -> None:
+    fine, troubled = page(1), page(1)
+    troubled["keys_unreadable"] = {"demo/chat": "it does not exist"}
+    troubled["services"]["demo/chat"]["problems"] = ["odd", "API keys cannot be checked: it does not exist"]
+    merged = merge_routes([fine, troubled])
+    assert merged["keys_unreadable"] == {}
+    assert merged["services"]["demo/chat"]["problems"] == troubled["services"]["demo/chat"]["problems"]
+    merged = merge_routes([troubled, troubled])
+    assert merged["keys_unreadable"] == troubled["keys_unreadable"]
+    assert len(merged["services"]["demo/chat"]["problems"]) == 2
 
 
 def test_samples_and_demand_are_those_of_all() -> None:

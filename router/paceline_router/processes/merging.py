@@ -85,7 +85,8 @@ def merge_routes(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
     """The body of `/v1/paceline/routes` for all: what every process follows, not what one of them does already.
 
     A service that some process does not know yet is left out, and its generation is the least. A replica takes
-    requests as long as some process sends it any.
+    requests as long as some process sends it any, and keys are unreadable when no process can check them; what is
+    wrong in any of them is among the problems.
     """
     ages = [page["ageSeconds"] for page in pages]
     services = {
@@ -97,6 +98,11 @@ def merge_routes(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
         "synced": all(page["synced"] for page in pages),
         "ageSeconds": None if None in ages else max(ages),
         "error": next((page["error"] for page in pages if page["error"]), None),
+        "keys_unreadable": {
+            key: why
+            for key, why in pages[0]["keys_unreadable"].items()
+            if all(key in page["keys_unreadable"] for page in pages)
+        },
         "services": services,
     }
 
@@ -110,6 +116,7 @@ def _merge_service(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **pages[0],
         "generation": None if None in generations else min(generations),
+        "problems": list(dict.fromkeys(problem for page in pages for problem in page["problems"])),
         "replicas": [_merge_replica(seen) for seen in replicas.values()],
     }
 

@@ -60,11 +60,12 @@ class Source(Protocol):
 def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
     """The body of `GET /v1/paceline/routes`: the table in use, and how old it may be."""
     table = plane.table
+    unreadable = _keys_unreadable(plane)
     services: dict[str, Any] = {
         key: {
             "generation": route.service.generation,
             "servedName": route.served_name,
-            "problems": _problems(plane, route),
+            "problems": _problems(route, unreadable.get(key)),
             "pools": {
                 pool: {"shapes": shapes, "replicas": 0, "ready": 0}
                 for pool, shapes in _shapes_of_pools(route.service.policy).items()
@@ -100,15 +101,21 @@ def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
         "synced": plane.synced,
         "ageSeconds": None if age is None else round(age, 3),
         "error": source.error,
+        "keys_unreadable": unreadable,
         "services": services,
     }
 
 
-def _problems(plane: DataPlane, route: Route) -> list[str]:
-    """What is wrong with a service that its users only feel."""
-    living = plane.living.get(route.service.key)  # not yet, or no longer, while another thread takes a new table
-    trouble = "" if living is None else living.tenants.trouble
-    return [*route.service.policy.problems, *([f"API keys cannot be checked: {trouble}"] if trouble else [])]
+def _keys_unreadable(plane: DataPlane) -> dict[str, str]:
+    """By service, why its API keys cannot be checked, so that nobody gets in. Services with readable keys, or without
+    any, are left out.
+    """
+    return {key: why for key, living in list(plane.living.items()) if (why := living.tenants.trouble)}
+
+
+def _problems(route: Route, keys: str | None) -> list[str]:
+    """What is wrong with a service that its users only feel, for people."""
+    return [*route.service.policy.problems, *([f"API keys cannot be checked: {keys}"] if keys else [])]
 
 
 def _shapes_of_pools(policy: Policy) -> dict[str, list[str]]:
