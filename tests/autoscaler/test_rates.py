@@ -74,7 +74,7 @@ def test_a_column_that_would_be_below_zero_is_none_and_no_rate_is_infinite() -> 
 
 
 def test_what_was_seen_long_ago_counts_for_less() -> None:
-    slow = [Work(20.0, 100, 20_000, 100 * batch) for batch in range(1, 40)]
+    slow = [Work(20.0, 100, 3_000, 100 * batch) for batch in range(1, 40)]
     quick = [work(100, 1_000 * (batch % 7), 100 * batch) for batch in range(1, 40)] * 40
     found = rates_of(seen(*slow, *quick))
     assert found is not None
