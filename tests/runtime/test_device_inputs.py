@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_runtime.model.device.block_rows import BlockRows
 from paceline_runtime.model.device.buckets import bucket_for, bucket_sizes
 from paceline_runtime.model.device.staging import ALIGNMENT, Staging, step_bytes
 from paceline_runtime.model.device.step_arrays import NOWHERE, is_decode, step_arrays
@@ -133,3 +134,27 @@ def test_a_step_that_lost_its_memory_to_later_ones_is_not_run() -> None:
         second.send()
     third.send()
     fourth.send()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(("grow", "replace", "release", "none"))), max_size=30))
+def test_rows_follow_lists_that_are_changed_in_place(changes: list[tuple[int, str]]) -> None:
+    numbers = iter(range(1000))
+    tables = [[next(numbers)] for _ in range(5)]
+    rows = BlockRows()
+    for which, change in changes:
+        if change == "grow":
+            tables[which].append(next(numbers))
+        elif change == "replace" and tables[which]:
+            tables[which][0] = next(numbers)
+        elif change == "release":
+            tables[which] = []
+        seen = tables[: which + 1]
+        assert [row.tolist() for row in rows.take(seen)] == seen
+
+
+def test_a_row_is_made_once_while_its_list_stays_as_it_is() -> None:
+    rows, table = BlockRows(), [1, 2, 3]
+    [first] = rows.take([table])
+    assert rows.take([table])[0] is first
+    table.append(4)
+    assert rows.take([table])[0] is not first

@@ -15,6 +15,7 @@ from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_at
 from paceline_runtime.kernels.tiling import check_heads
 
 from .checkpoint import Checkpoint
+from .device.block_rows import BlockRows
 from .device.buckets import bucket_sizes
 from .device.graphs import Capture, DecodeGraphs, Results, Run
 from .device.memory import LargestSteps
@@ -83,6 +84,7 @@ class TorchLlama:
         self.num_parameters = self._model.num_parameters
         self._cache: list[KVCache] = []
         self._staging = Staging(device)
+        self._block_rows = BlockRows()
         self._graphs = DecodeGraphs(graphs) if graphs is not None else None
 
     @property
@@ -165,7 +167,8 @@ class TorchLlama:
 
     def _prepare(self, seqs: Sequence[SequenceInput], size: int | None) -> TorchStep:
         width = None if size is None else self._table_width
-        arrays = step_arrays(seqs, self._block_size, places=size, width=width)
+        rows = self._block_rows.take([seq.blocks for seq in seqs])
+        arrays = step_arrays(seqs, self._block_size, block_rows=rows, places=size, width=width)
         bundle = self._staging.begin(
             step_bytes(
                 tokens=len(arrays.token_ids),

@@ -3,6 +3,7 @@
 | module | subject |
 |---|---|
 | `buckets` | pure: for which batch sizes a step is captured, and which one a batch takes |
+| `block_rows` | the rows of block tables, kept from step to step |
 | `step_arrays` | pure: the numbers of one step, with padding |
 | `staging` | inputs put together in page-locked memory and copied in one go |
 | `graphs` | decode steps captured once and replayed |

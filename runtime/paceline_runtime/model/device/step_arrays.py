@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,40 +45,49 @@ def is_decode(seqs: Sequence[SequenceInput]) -> bool:
 
 
 def step_arrays(
-    seqs: Sequence[SequenceInput], block_size: int, *, places: int | None = None, width: int | None = None
+    seqs: Sequence[SequenceInput],
+    block_size: int,
+    *,
+    block_rows: Sequence[NDArray[np.int32]] | None = None,
+    places: int | None = None,
+    width: int | None = None,
 ) -> StepArrays:
     """The arrays of a step of these sequences.
 
     Args:
+        block_rows: the sequences' blocks, where they are at hand as arrays.
         places: how many sequences the step has room for (at least as many as there are): the last ones are padding of
             one token each, which reads no cache and writes nowhere, with a row of logits that nobody asked for.
         width: columns of the block table; as many as needed where absent.
     """
+    if block_rows is None:
+        block_rows = [np.array(seq.blocks, dtype=np.int32) for seq in seqs]
     padding = 0 if places is None else places - len(seqs)
-    query_lens = np.array([*(len(seq.tokens) for seq in seqs), *[1] * padding], dtype=np.int32)
-    seq_lens = np.array([*(seq.start + len(seq.tokens) for seq in seqs), *[0] * padding], dtype=np.int32)
-    ends = np.cumsum(query_lens)
-    total = int(ends[-1]) if len(ends) else 0
-    most = max((len(seq.blocks) for seq in seqs), default=0) if width is None else width
-    table = np.zeros((len(query_lens), most), dtype=np.int32)
-    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    slots = np.full(total, NOWHERE, dtype=np.int64)
-    rows: list[int] = []
-    end = 0
-    for row, seq in enumerate(seqs):
-        start, end = end, end + len(seq.tokens)
-        table[row, : len(seq.blocks)] = seq.blocks
-        where = np.arange(seq.start, seq.start + len(seq.tokens))
-        tokens[start:end], positions[start:end] = seq.tokens, where
-        slots[start:end] = table[row, where // block_size] * np.int64(block_size) + where % block_size
-        rows += range(end - seq.num_logits, end)
+    # Padded places have one new token at position -1.
+    starts = np.array([*(seq.start for seq in seqs), *[-1] * padding], dtype=np.int64)
+    counts = np.array([*(len(seq.tokens) for seq in seqs), *[1] * padding], dtype=np.int64)
+    wanted = np.array([*(seq.num_logits for seq in seqs), *[1] * padding], dtype=np.int64)
+    table = np.zeros((len(counts), max(map(len, block_rows), default=0) if width is None else width), dtype=np.int32)
+    for row, blocks in zip(table, block_rows, strict=False):
+        row[: len(blocks)] = blocks
+
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(owner))
+    where = place + (starts + counts - ends)[owner]
+    real = len(owner) - padding
+    tokens = np.zeros(len(owner), dtype=np.int64)
+    tokens[:real] = list(chain.from_iterable([seq.tokens for seq in seqs]))
+    slots = np.full(len(owner), NOWHERE, dtype=np.int64)
+    mine = where[:real]
+    slots[:real] = table[owner[:real], mine // block_size] * np.int64(block_size) + mine % block_size
     return StepArrays(
         token_ids=tokens,
-        positions=positions,
+        positions=np.maximum(where, 0),
         slot_mapping=slots,
-        logit_rows=np.array([*rows, *range(end, total)], dtype=np.int64),
+        logit_rows=np.flatnonzero(place >= (ends - wanted)[owner]),
         block_table=table,
-        seq_lens=seq_lens,
-        query_lens=query_lens,
+        seq_lens=(starts + counts).astype(np.int32),
+        query_lens=counts.astype(np.int32),
         query_start_loc=np.concatenate(([0], ends)).astype(np.int32),
     )
