@@ -57,6 +57,8 @@ class Fleet:
         pending: replicas that no node has room for.
         rolling: whether a rollout is replacing replicas.
         quota: the most that a resource quota lets the pool have; None where there is none or it is not known.
+        aside: replicas that are ready and have said nothing of their load for long, not among the `ready` ones. Each is
+            taken to be full: it carries what it has and nothing else, so that one that never speaks holds up nothing.
     """
 
     desired: int
@@ -65,6 +67,7 @@ class Fleet:
     pending: int = 0
     rolling: bool = False
     quota: int | None = None
+    aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

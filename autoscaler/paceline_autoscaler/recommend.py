@@ -106,10 +106,13 @@ def recommend(observed: Observed, state: State, now: float) -> Decision:
     busy = work > EPSILON or demand.waiting > 0 or demand.backlog > 0 or demand.held > 0
     if busy:
         need, rest = max(1, need), max(1, rest)
+    need, rest = need + fleet.aside, rest + fleet.aside
 
     state = _remember(observed, state, demand, rest, busy, now)
     wanted, reason, message = _move(observed, state, demand, need, busy, now)
     bounded, reason, message = _bound(observed, wanted, reason, message)
+    if fleet.aside:
+        message = f"{message}; {fleet.aside} say nothing of their load and count as full"
     if bounded < fleet.desired:
         state = replace(state, stepped=now)
     inputs = _inputs(observed, demand, expected, need, queue, stock)
@@ -279,4 +282,5 @@ def _inputs(observed: Observed, demand: _Demand, expected: Forecast, need: int, 
         "for_queue": queue,
         "ready": observed.fleet.ready,
         "starting": len(observed.fleet.starting),
+        "aside": observed.fleet.aside,
     }

@@ -277,3 +277,18 @@ def test_a_decision_names_its_numbers() -> None:
         ]
         is None
     )
+
+
+def test_a_replica_that_never_says_its_load_counts_as_full_and_holds_up_nothing() -> None:
+    pool = Pool(6)
+    for _ in range(60):
+        decision = pool.see(load(0.0, pool.now), ready=pool.replicas - 2, aside=2)
+    assert decision.replicas == 2
+    assert "2 say nothing of their load" in decision.message
+    assert decision.inputs["aside"] == 2
+
+
+def test_load_beside_replicas_that_are_full_asks_for_more_than_them() -> None:
+    pool = Pool(3)
+    decision = pool.see(load(9.0, pool.now), ready=1, aside=2)
+    assert decision.replicas > 4
