@@ -30,7 +30,7 @@ HOT: Final = {
     "epp": "carried",
     "flow": "admission answering backend dataplane exchange living record retries versions waiting",
     "report": "cells histogram objectives observer timing",
-    "shape": "classes histogram output_length prompt_length shaper",
+    "shape": "asked classes histogram output_length prompt_length shaper",
     "tenancy": "gate tenants",
     "wire": "chunks client request_head response_head upstream usage",
 }

@@ -35,6 +35,7 @@ from paceline_router.report.text import exposition, sample, service_labels
 from paceline_router.report.tokens import AdminToken
 from paceline_router.report.tracing import Tracer
 from paceline_router.settings import Settings
+from paceline_router.shape.asked import COMPLETIONS, text_of
 from paceline_router.table.policy import make_policy
 from paceline_router.wire.requests import parse_body
 
@@ -65,7 +66,7 @@ def busy(plane: DataPlane) -> DataPlane:
     living = plane.living["demo/chat"]
     living.tenants.identify({}).counts.waited(1.0)
     body = parse_body(json.dumps({"prompt": "What is a fine day? " * 200}).encode())
-    shaped = living.shaper.shape(body, body.text, "_none", b"/v1/completions", None)
+    shaped = living.shaper.shape(body, text_of(body, COMPLETIONS), "_none", COMPLETIONS, None)
     for _ in range(2000):
         living.shaper.learn(shaped, shaped.prompt_tokens, 10)
     plane.observer.finished(Over(metrics=metrics))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_router.flow.bodies import with_limit
 from paceline_router.table.records import Service
 from paceline_router.table.routes import Lane, Route, Routes
 from paceline_router.wire.answers import Refusal
@@ -191,18 +190,6 @@ def test_wherever_its_value_stands_in_a_body_only_the_model_itself_is_rewritten(
 def test_a_model_whose_value_stands_nowhere_else_is_rewritten_where_it_is() -> None:
     body = b'{ "n": 1, "model" : "demo/chat", "x": [ ] }'
     assert body_for("served", "demo/chat", body) == b'{ "n": 1, "model" : "served", "x": [ ] }'
-
-
-LIMITS = st.sampled_from(["5", "55", "null", "1.5", '"5"', "[5]"])
-MEMBERS = st.sampled_from(["max_tokens", "max_completion_tokens", "max_t\\u006fkens", "n", "x"])
-
-
-@given(st.lists(st.tuples(MEMBERS, LIMITS), max_size=6))
-def test_a_smaller_bound_is_set_on_the_member_that_counts_and_on_no_other(members: list[tuple[str, str]]) -> None:
-    body = ("{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}").encode()
-    told = json.loads(body)
-    name = "max_tokens" if told.get("max_completion_tokens") is None else "max_completion_tokens"
-    assert json.loads(with_limit(body, 3)) == {**told, name: 3}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_crds.routing import RoutingSpec, Shape, ShapeThresholds
+from paceline_router.shape.asked import COMPLETIONS, text_of
 from paceline_router.shape.classes import Structure, Thresholds, classify, reason
 from paceline_router.shape.output_length import PRIOR_HIGH_TOKENS, PRIOR_TOKENS, Basis
 from paceline_router.shape.shaper import Shaped, Shaper
@@ -21,7 +22,7 @@ SENTENCE = "The whole city had turned out to see the regatta. "
 def shaped(shaper: Shaper, words: int = 10, tenant: str = "a", version: str = "", **fields: Any) -> Shaped:
     fields.setdefault("messages", [{"role": "user", "content": SENTENCE * (words // 10)}])
     body = parse_body(json.dumps({"model": "m", **fields}).encode())
-    return shaper.shape(body, body.text, tenant, PATH, version)
+    return shaper.shape(body, text_of(body, PATH), tenant, PATH, version)
 
 
 def name(found: Shaped) -> Shape:
@@ -140,7 +141,7 @@ def test_tools_count_as_part_of_the_prompt() -> None:
 def test_token_ids_have_no_margin_and_teach_nothing() -> None:
     shaper = Shaper()
     body = parse_body(json.dumps({"model": "m", "prompt": list(range(5000))}).encode())
-    found = shaper.shape(body, body.text, "a", b"/v1/completions", "")
+    found = shaper.shape(body, text_of(body, COMPLETIONS), "a", COMPLETIONS, "")
     assert (found.prompt_tokens, found.prompt_low, found.prompt_high) == (5000, 5000, 5000)
     shaper.learn(found, 5001, None)
     assert shaper.samples().prompt_error_median is None

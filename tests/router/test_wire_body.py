@@ -9,22 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_router.shape.asked import COMPLETIONS, text_of
 from paceline_router.wire.answers import Refusal
 from paceline_router.wire.requests import Body, body_for, parse_body
-from paceline_router.wire.requests import given as raw
 from paceline_runtime.server.errors import ApiError
 from paceline_runtime.server.request_parsing import json_object
 
+CHATS = b"/v1/chat/completions"
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":64,"n":2,"stream":true,"tools":[]}'
 
 
 def test_what_routing_needs_is_read_and_texts_stay_as_they_came() -> None:
     body = parse_body(CHAT)
     assert (body.model, body.max_tokens, body.n, body.stream) == ("m", 64, 2, True)
-    assert body.text == b'[{"role":"user","content":"hi"}]'
-    assert (raw(body.tools), raw(body.response_format)) == (b"[]", b"")
-    assert parse_body(b'{"prompt":"once"}').text == b'"once"'
-    assert parse_body(b'{"messages":null,"prompt":["a"]}').text == b'["a"]'
+    assert text_of(body, CHATS) == b'[{"role":"user","content":"hi"}]'
+    assert (bytes(body.tools), bytes(body.response_format)) == (b"[]", b"")
+
+
+@pytest.mark.parametrize(
+    ("body", "chats", "completions"),
+    [
+        (b'{"prompt":"once"}', b'"once"', b'"once"'),
+        (b'{"messages":null,"prompt":["a"]}', b'["a"]', b'["a"]'),
+        (b'{"messages":[1],"prompt":null}', b"[1]", b"[1]"),
+        (b'{"messages":[],"prompt":"long"}', b"[]", b'"long"'),
+        (b'{"messages":null,"prompt":null}', b"", b""),
+        (b"{}", b"", b""),
+    ],
+)
+def test_the_text_is_that_which_the_endpoint_reads(body: bytes, chats: bytes, completions: bytes) -> None:
+    parsed = parse_body(body)
+    assert (text_of(parsed, CHATS), text_of(parsed, b"/tokenize")) == (chats, chats)
+    assert text_of(parsed, COMPLETIONS) == completions
 
 
 def test_the_text_of_a_conversation_that_grows_keeps_its_beginning() -> None:
@@ -32,7 +48,7 @@ def test_the_text_of_a_conversation_that_grows_keeps_its_beginning() -> None:
     earlier = b""
     for n in range(5):
         turns.append({"role": "user", "content": f"turn {n} é"})
-        text = parse_body(json.dumps({"model": "m", "messages": turns}).encode()).text
+        text = text_of(parse_body(json.dumps({"model": "m", "messages": turns}).encode()), CHATS)
         assert text.startswith(earlier[:-1])
         earlier = text
 
@@ -50,7 +66,7 @@ def test_the_text_of_a_conversation_that_grows_keeps_its_beginning() -> None:
 )
 def test_a_wrong_type_beside_the_model_is_not_the_routers_to_refuse(body: bytes, known: dict[str, Any]) -> None:
     read = parse_body(body)
-    assert {name: getattr(read, name) for name in known} == known
+    assert {name: text_of(read, CHATS) if name == "text" else getattr(read, name) for name in known} == known
     assert read.model == json.loads(body).get("model")
 
 
@@ -122,8 +138,7 @@ def test_router_and_engine_take_the_same_one_of_fields_given_twice(fields: list[
         told = engine.get(name)
         assert getattr(router, name) == (told if type(told) is kind else None)
     for name in ("messages", "prompt"):
-        value = raw(getattr(router, name))
-        assert (json.loads(value) if value else None) == engine.get(name)
+        assert json.loads(bytes(getattr(router, name)) or b"null") == engine.get(name)
     # And what the replica gets after the model has been rewritten is still the same request.
     assert json_object(body_for("served", router.model, body)) == {**engine, "model": "served"}
 
@@ -154,5 +169,5 @@ def test_what_is_cut_off_or_misspelt_is_not_called_half_of_a_pair(body: bytes) -
 
 
 def test_nothing_known_is_told_from_zero() -> None:
-    assert (Body().max_tokens, Body().n, Body().stream, Body().text) == (None, None, None, b"")
+    assert (Body().max_tokens, Body().n, Body().stream, bytes(Body().messages)) == (None, None, None, b"")
     assert parse_body(b'{"max_tokens":0}').max_tokens == 0

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paceline_crds.headers import PROMPT_VERSION
-from paceline_router.flow import bodies
+from paceline_router.shape.asked import newer_bound, text_of
 from paceline_router.shape.over_long import Cut, Refuse, Route, over_long
 from paceline_router.shape.shaper import Shaped
 from paceline_router.tenancy.tenants import Tenant
 from paceline_router.wire.answers import Refusal
+from paceline_router.wire.members import with_limit
 
 if TYPE_CHECKING:
     from paceline_router.flow.living import Living
@@ -61,9 +62,7 @@ def admit(living: Living, tenant: Tenant, request: Request, path: bytes, body: B
         Refusal: 400 or 429.
     """
     headers = request.headers
-    text = bytes(body.messages)
-    if not text or text == b"null":
-        text = body.text
+    text = text_of(body, path)
     version = None
     if not request.plain:
         value = headers.get(PROMPT_VERSION)
@@ -78,7 +77,7 @@ def admit(living: Living, tenant: Tenant, request: Request, path: bytes, body: B
     limit = living.over_long_from
     # The estimate of a prompt is never off by half, so most requests are far from the rule.
     if limit is not None and 2 * prompt + (shaped.max_tokens or 1) >= limit:
-        wanted, note, raw = _fitted(living, shaped, wanted, raw)
+        wanted, note, raw = _fitted(living, shaped, wanted, raw, newer_bound(body, path))
     refusal = living.tenants.reserve(tenant, tokens, now)
     if refusal is not None:
         too_soon = tenant.request_full_at + tenant.request_cost - now > tenant.request_reach
@@ -87,8 +86,12 @@ def admit(living: Living, tenant: Tenant, request: Request, path: bytes, body: B
     return Admitted(tenant, shaped, text, wanted, tokens, note, raw)
 
 
-def _fitted(living: Living, shaped: Shaped, wanted: str, raw: bytes) -> tuple[str, str, bytes]:
-    """Pool, words and body after the rule for over-long requests."""
+def _fitted(living: Living, shaped: Shaped, wanted: str, raw: bytes, newer: bool) -> tuple[str, str, bytes]:
+    """Pool, words and body after the rule for over-long requests.
+
+    Args:
+        newer: see `asked.newer_bound`.
+    """
     lengths = [group for lane in living.route.lanes for group in lane.order]
     own = [group.max_model_len for group in lengths if group.pool == wanted]
     limit = None if not own or None in own else max(length for length in own if length is not None)
@@ -103,5 +106,5 @@ def _fitted(living: Living, shaped: Shaped, wanted: str, raw: bytes) -> tuple[st
     if isinstance(outcome, Route):
         return outcome.pool, outcome.words, raw
     if isinstance(outcome, Cut):
-        return wanted, outcome.words, bodies.with_limit(raw, outcome.max_tokens)
+        return wanted, outcome.words, with_limit(raw, outcome.max_tokens, newer)
     return wanted, "", raw

@@ -12,6 +12,7 @@ import yaml
 from paceline_crds.headers import PROMPT_VERSION, TENANT
 from paceline_crds.names import DEFAULT_POOL
 from paceline_crds.tenancy import IdentitySource, LimitsSpec, TenancySpec
+from paceline_router.shape.asked import COMPLETIONS, text_of
 from paceline_router.shape.classes import reason
 from paceline_router.shape.output_length import BASIS_WORDS, Basis
 from paceline_router.shape.over_long import Cut, Pass, Refuse, Route, over_long
@@ -22,7 +23,6 @@ from paceline_router.wire.heads import fault_of
 from paceline_router.wire.requests import Body
 
 CHAT = b"/v1/chat/completions"
-COMPLETIONS = b"/v1/completions"
 
 
 class WrongUse(ValueError):
@@ -210,8 +210,8 @@ def explain(
         tenant: whose request it is; None: by the headers.
     """
     policy = rules.policy
-    text = body.text
     at = path or asked.path or (CHAT if body.messages or not body.prompt else COMPLETIONS)
+    text = text_of(body, at)
     whose = tenant if tenant is not None else _tenant(asked.headers, policy.tenancy)
     version = asked.headers.get(PROMPT_VERSION, b"").decode("latin-1")
     shaper = Shaper(policy.routing)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from paceline_crds.routing import RoutingSpec
 from paceline_router.shape import classes
+from paceline_router.shape.asked import Asked, newer_bound
 from paceline_router.shape.calibration import Calibrated, Calibration
 from paceline_router.shape.classes import SHORT_SHORT, Structure, Thresholds, classify
 from paceline_router.shape.output_length import (
@@ -42,20 +43,6 @@ LEARN_EACH: Final = 1024
 
 _FIRST_DIGITS: Final = 10
 """Kind from which a text may be token ids: nearly nothing but digits and commas."""
-
-
-class Asked(Protocol):
-    """What is read of a request's body. Raw fields are empty where they are absent."""
-
-    @property
-    def text(self) -> bytes:
-        """Raw JSON of messages or prompt."""
-
-    max_tokens: int | None
-    max_completion_tokens: int | None
-    n: int | None
-    response_format: msgspec.Raw
-    tools: msgspec.Raw
 
 
 class Shaped(msgspec.Struct, gc=False):
@@ -150,7 +137,7 @@ class Shaper:
 
         Args:
             body: what the client asks for.
-            text: `body.text`, which the caller needs as well.
+            text: of it (`asked.text_of`), which the caller needs as well.
             tenant: whose request it is.
             path: the endpoint.
             prompt_version: from the request's header; empty or None without one.
@@ -172,7 +159,7 @@ class Shaper:
             output, high, basis = learned.low, learned.high, learned.basis
         else:
             output, high, basis = PRIOR_TOKENS, PRIOR_HIGH_TOKENS, 0
-        limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        limit = body.max_completion_tokens if newer_bound(body, path) else body.max_tokens
         if limit is not None and limit < output:
             if limit < 0:
                 limit = None

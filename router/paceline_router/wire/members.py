@@ -25,6 +25,19 @@ members_of: Final = msgspec.json.Decoder(Members).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
+def with_limit(body: bytes, limit: int, newer: bool) -> bytes:
+    """The body with `limit` as the most tokens of its answer, all other values kept to the byte.
+
+    Args:
+        body: a JSON object that has been read without an error.
+        newer: the bound that it has and that was judged is `max_completion_tokens`.
+    """
+    members = members_of(body)
+    if newer:
+        return with_member(body, "max_completion_tokens", members.max_completion_tokens, limit)
+    return with_member(body, "max_tokens", members.max_tokens, limit)
+
+
 def with_member(body: bytes, name: str, old: msgspec.Raw, value: str | int) -> bytes:
     """The body with `value` in place of `old`, which is what `members_of` has for `name`; all else kept to the byte.
 

@@ -75,8 +75,8 @@ class Body(msgspec.Struct, gc=False):
     """What the router reads of a request's body; the replica reads the rest, and says what is wrong with it.
 
     A number or switch that is absent, null (what several clients write for "not set") or of a wrong type is not known:
-    `None`. What is kept as raw JSON is read with `given`. Of a key that is there twice the last counts, as in the
-    engine.
+    `None`. Raw JSON is empty where it is absent. Of a key that is there twice the last counts, as in the engine; which
+    keys count at an endpoint says `shape.asked`.
     """
 
     model: str | None = None
@@ -88,19 +88,6 @@ class Body(msgspec.Struct, gc=False):
     stream: bool | None = None
     response_format: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
-
-    @property
-    def text(self) -> bytes:
-        """The raw JSON of messages or prompt. Of a conversation that grows it keeps its beginning to the byte, apart
-        from the closing bracket.
-        """
-        return given(self.messages) or given(self.prompt)
-
-
-def given(raw: msgspec.Raw) -> bytes:
-    """The JSON of a raw field of a body; empty when it is absent or null."""
-    value = bytes(raw)
-    return b"" if value == _NULL else value
 
 
 class _Loose(msgspec.Struct, gc=False):
