@@ -40,5 +40,5 @@ def text_of(body: Asked, path: bytes) -> bytes:
 
 
 def newer_bound(body: Asked, path: bytes) -> bool:
-    """Whether `max_completion_tokens` bounds the answer: chats alone have it, and there it comes before `max_tokens`."""
+    """Whether `max_completion_tokens` bounds the answer: chats alone have it, where it comes before `max_tokens`."""
     return body.max_completion_tokens is not None and path != COMPLETIONS
