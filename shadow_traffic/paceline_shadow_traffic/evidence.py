@@ -1,0 +1,78 @@
+"""What was seen of two versions, by stretches of time. Values only.
+
+What was not measured is None or absent: never zero.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline_crds.sketch import Sketch
+
+from .tally import Share
+
+
+class Signal(enum.StrEnum):
+    """What a gate looks at."""
+
+    TTFT_P50 = "TTFTP50"
+    TTFT_P90 = "TTFTP90"
+    TTFT_P99 = "TTFTP99"
+    TPOT_P50 = "TPOTP50"
+    TPOT_P90 = "TPOTP90"
+    TPOT_P99 = "TPOTP99"
+    ERROR_RATE = "ErrorRate"
+    GOODPUT = "Goodput"
+    PREEMPTIONS = "Preemptions"
+    HIT_RATE = "HitRate"
+    THROUGHPUT = "Throughput"
+    OUTPUT_DIFFERENCE = "OutputDifference"
+    REFUSALS = "Refusals"
+    JSON_INVALID = "JSONInvalid"
+    TOOL_CALLS_INVALID = "ToolCallsInvalid"
+    TRUNCATED = "Truncated"
+
+
+QUANTILES: Mapping[Signal, tuple[str, float]] = {
+    Signal.TTFT_P50: ("ttft", 0.5),
+    Signal.TTFT_P90: ("ttft", 0.9),
+    Signal.TTFT_P99: ("ttft", 0.99),
+    Signal.TPOT_P50: ("tpot", 0.5),
+    Signal.TPOT_P90: ("tpot", 0.9),
+    Signal.TPOT_P99: ("tpot", 0.99),
+}
+"""Which times, and which share of them."""
+
+MORE_IS_BETTER = frozenset({Signal.GOODPUT, Signal.HIT_RATE, Signal.THROUGHPUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One version in one stretch of time.
+
+    Attributes:
+        ttft, tpot: seconds, of the requests that ended in it.
+        throughput: answer tokens per second and replica.
+        shares: by signal: failed requests of all, requests within the objectives, preemptions of requests (a request
+            counts once), prompt tokens found in the cache of all; of replayed pairs those that differ (for the base:
+            from a second answer of its own, so that noise is known); and so on.
+    """
+
+    ttft: Sketch | None = None
+    tpot: Sketch | None = None
+    throughput: float | None = None
+    shares: Mapping[Signal, Share] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Both versions in the same stretch of time, Unix seconds. One pool and shape, so that another mix is no
+    regression.
+    """
+
+    start: float
+    end: float
+    base: Seen
+    candidate: Seen
