@@ -15,6 +15,7 @@ from paceline_bench.tables import show
 from paceline_router.choice.policies import POLICIES
 
 from .engine import Request
+from .rollouts.command import rollout
 from .routing import METRICS, Case, rows, simulate
 from .scaling.command import scaling
 from .trace import TraceError, read_mooncake, shared_prompt
@@ -34,6 +35,7 @@ class _TraceFirst(TyperGroup):
 
 app = typer.Typer(cls=_TraceFirst, no_args_is_help=True, rich_markup_mode=None)
 app.command()(scaling)
+app.command()(rollout)
 
 HEADINGS = {
     "ttft_ms_p50": "TTFT p50 ms",
@@ -55,6 +57,8 @@ def _root() -> None:
       paceline simulate scaling conversation_trace.jsonl --out results
 
       paceline simulate routing conversation_trace.jsonl --replicas 8 --speed 1.6
+
+      paceline simulate rollout --runs 400
     """
 
 
