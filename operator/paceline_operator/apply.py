@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from paceline_crds.names import FIELD_MANAGER_OPERATOR
+from paceline_crds.names import ANNOTATION_ROLLOUT, FIELD_MANAGER_OPERATOR
 from paceline_kube import (
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -39,6 +39,7 @@ from .gather import ownership
 from .observed import Observed, Ownership
 from .provenance import order_cause, provenance
 from .recorder import Recorder
+from .records import anew, record_of
 from .render import Desired
 from .written import Written
 
@@ -71,8 +72,9 @@ class Applier:
         written: Written,
         service: JsonObject,
         observed: Observed,
-        desired: Desired,
+        desired: Desired | None = None,
     ) -> None:
+        """`desired`: what the actions are to bring about; only `put_back` does without."""
         self._client = client
         self._recorder = recorder
         self._written = written
@@ -107,7 +109,41 @@ class Applier:
             case Delete():
                 await self._delete(action)
 
+    async def put_back(self, lost: JsonObject) -> None:
+        """Put a revision back that somebody deleted, or the record of the traffic that somebody took off it.
+
+        Raises:
+            ServiceGone, NameTaken, KubeError: as for an action.
+        """
+        name, record = lost["metadata"]["name"], record_of(lost)
+        assert record is not None, "a revision is put back for its record"
+        await self._must_be_alive()
+        try:
+            stored = await self._client.create(INFERENCEREVISIONS, anew(lost), field_manager=FIELD_MANAGER_OPERATOR)
+        except AlreadyExists:
+            live = await self._must_be_free(INFERENCEREVISIONS, name)
+            if live is None:
+                # It went between the two calls, which the next pass is told of.
+                return
+            now = record_of(live)
+            if now is not None and now.generation >= record.generation:
+                self._put(INFERENCEREVISIONS, live)
+                return
+            text = lost["metadata"]["annotations"][ANNOTATION_ROLLOUT]
+            version = live["metadata"]["resourceVersion"]
+            body = {"metadata": {"resourceVersion": version, "annotations": {ANNOTATION_ROLLOUT: text}}}
+            stored = await self._client.patch(
+                INFERENCEREVISIONS, name, body, self._observed.namespace, field_manager=FIELD_MANAGER_OPERATOR
+            )
+        self._put(INFERENCEREVISIONS, stored)
+        self._tell(
+            "TrafficRecordRestored",
+            f"Put revision {name} back: somebody took away what says that requests go to it",
+            type="Warning",
+        )
+
     async def _create_revision(self, action: CreateRevision) -> None:
+        assert self._desired is not None, "an action comes of what is asked for"
         await self._must_be_alive()
         own = (r.created for r in self._observed.revisions if r.owner is not Ownership.FOREIGN)
         annotations = None if action.adopt else provenance(self._live_metadata, max(own, default=""))
@@ -120,6 +156,7 @@ class Applier:
 
     async def _look_at_claims(self) -> None:
         """Warn, once for a revision, of volumes that cannot be where all replicas are."""
+        assert self._desired is not None, "an action comes of what is asked for"
         for name in claims_of(self._desired):
             try:
                 claim = await self._client.get(PERSISTENTVOLUMECLAIMS, name, self._observed.namespace)
@@ -204,7 +241,7 @@ class Applier:
             assert kept is not None, "traffic moves to a revision that was created before"
             version = kept.resource_version
         cause = None
-        if self._desired.pinned:
+        if self._desired is not None and self._desired.pinned:
             await self._must_be_alive()
             cause = order_cause(self._live_metadata)
         stored = await self._client.patch(

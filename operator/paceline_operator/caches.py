@@ -28,6 +28,7 @@ from paceline_kube import (
 
 from .gather import tells_nothing
 from .reconcile import INDEX_SERVICE, Caches, child_indexes, service_indexes
+from .records import Records
 from .routers import ROUTER_SELECTOR
 from .served_names import concerned
 from .views import Views
@@ -75,7 +76,7 @@ def watching(
         touched: called with the key of each service whose replicas may run with something else now.
     """
     services = Store(service_indexes())
-    views, written = Views(), Written(time.monotonic)
+    views, written, records = Views(), Written(time.monotonic), Records()
 
     def service_changed(change: Change) -> None:
         if change.new is None or not written.knows(change.key, INFERENCESERVICES, change.new):
@@ -90,6 +91,8 @@ def watching(
             key for obj in (change.old, change.new) if obj is not None for key in owners(obj["metadata"], services)
         )
         for key in keys:
+            if kind == INFERENCEREVISIONS:
+                records.see(key, change)
             if change.new is None:
                 written.gone(key, kind, change.object)
             if _concerns_what_runs(kind, change):
@@ -137,7 +140,8 @@ def watching(
         groups[name] = informers(resource, stores[name], on_change, LABEL_SERVICE, scope)
     routers = Store()
     groups["routers"] = informers(PODS, routers, lambda _: None, ROUTER_SELECTOR, [own_namespace])
-    return Watching(Caches(services=services, routers=routers, **stores, views=views, written=written), groups)
+    caches = Caches(services=services, routers=routers, **stores, views=views, written=written, records=records)
+    return Watching(caches, groups)
 
 
 _CHILDREN = {

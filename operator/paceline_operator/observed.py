@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from paceline_crds.revision import InferenceRevision, RevisionPool
 
 from .failures import Problem
+
+MOST_GENERATIONS = 2**53
+"""Beyond it not every reader of JSON tells two whole numbers apart."""
 
 
 class Ownership(enum.Enum):
@@ -64,13 +68,16 @@ class Traffic:
 
     @classmethod
     def from_json(cls, revision: str, text: str) -> Traffic | None:
-        """Read an annotation; None where it is not one of ours."""
+        """Read an annotation; None where it is not one of ours: it is published to routers as it is."""
         try:
             raw = json.loads(text)
             entries = tuple(Entry(str(e["pool"]), str(e["revision"]), int(e["weight"])) for e in raw["weights"])
-            return cls(int(raw["generation"]), revision, entries, float(raw["movedAt"]))
-        except (ValueError, KeyError, TypeError):
+            read = cls(int(raw["generation"]), revision, entries, float(raw["movedAt"]))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
+        sound = 0 < read.generation < MOST_GENERATIONS and math.isfinite(read.moved_at)
+        shares = all(0 <= entry.weight <= 100 for entry in entries)
+        return read if sound and shares and any(entry.revision == revision for entry in entries) else None
 
 
 class Range(NamedTuple):

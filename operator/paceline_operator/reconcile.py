@@ -43,6 +43,7 @@ from .observed import Observed
 from .plan import Limits, asks_routers, plan
 from .pod_events import PodEvents
 from .recorder import Recorder
+from .records import Records
 from .render import Desired, InvalidSpec
 from .rendering import Renderer
 from .routers import ROUTES_PATH, Routers
@@ -106,8 +107,8 @@ class Caches:
     `child_indexes()`, of objects that carry the label `paceline.io/service`; `routers` are the pods with
     `routers.ROUTER_SELECTOR` in the operator's own namespace.
 
-    `views` of the objects and what was `written` of late stand beside them, since who listens to the informers asks
-    them too.
+    `views` of the objects, what was `written` of late and `records` of the traffic that were taken away stand beside
+    them, since who listens to the informers asks or tells them too.
     """
 
     services: Store
@@ -119,6 +120,7 @@ class Caches:
     routers: Store
     views: Views = field(default_factory=Views)
     written: Written = field(default_factory=lambda: Written(time.monotonic))
+    records: Records = field(default_factory=Records)
 
 
 class Reconciler:
@@ -201,7 +203,12 @@ class Reconciler:
         next_question = await self._pod_events.ask(key, pods)
         observed = self._observe(service)
         try:
+            if await self._put_back(key, service, observed):
+                observed = self._observe(service)
             desired = self._render(service, observed)
+        except ServiceGone:
+            self._forget(key)
+            return None
         except InvalidSpec as exc:
             problem = Problem(exc.reason, str(exc))
             situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
@@ -268,6 +275,18 @@ class Reconciler:
             self._worlds[key] = versions, world
         return world
 
+    async def _put_back(self, key: Key, service: JsonObject, observed: Observed) -> bool:
+        """Put the record of the traffic back where somebody took it away; suspended or not, since it says what is."""
+        lost = self._caches.records.lost(key, observed)
+        if lost is None:
+            return False
+        try:
+            await Applier(self._client, self._recorder, self._written, service, observed).put_back(lost)
+        except (NameTaken, ApiError) as exc:
+            log.warning("%s/%s: the record of the traffic cannot be put back: %s", *key, exc)
+            return False
+        return True
+
     async def _measure(self, key: Key, observed: Observed) -> None:
         """Write down how long replicas took to start. What cannot be written is let go: nothing hangs on it."""
         samples = self._start_ups.see(key, observed.pods)
@@ -310,6 +329,7 @@ class Reconciler:
         self._written.forget(key)
         self._uids.pop(key, None)
         self._repaired.pop(key, None)
+        self._caches.records.forget(key)
         self._worlds.pop(key, None)
         self._pod_events.forget(key)
         self._start_ups.forget(key)
