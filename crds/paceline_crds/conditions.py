@@ -26,6 +26,8 @@ class ConditionType(enum.StrEnum):
     SHAPES_OUT_OF_REACH = "ShapesOutOfReach"
     """Only there while a pool is too short for a request shape that it claims; it serves all the same."""
     CONFIG_IN_SYNC = "ConfigInSync"
+    SCALING_ACTIVE = "ScalingActive"
+    """Only there while the count of some pool follows load."""
     SPLIT_ADVISED = "SplitAdvised"
     """Whether a request shape should have a pool of its own, as the routers see it; absent before they were asked."""
 
@@ -81,6 +83,8 @@ class Reason(enum.StrEnum):
     SHAPE_SLOWS_OTHERS = "ShapeSlowsOthers"
     NO_CLEAR_EFFECT = "NoClearEffect"
     NOT_ENOUGH_REQUESTS = "NotEnoughRequests"
+    FOLLOWS_LOAD = "FollowsLoad"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
 
 
 class Condition(Model):

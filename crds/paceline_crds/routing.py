@@ -171,7 +171,44 @@ class ScaleToZeroSpec(Model):
     ] = "60s"
 
 
-class ScalingSpec(Model):
+class ScalingMode(enum.StrEnum):
+    """Who decides how many replicas a pool has."""
+
+    AUTOMATIC = "Automatic"
+    FIXED = "Fixed"
+
+
+SCALING_RULES = (
+    rule(
+        "!has(self.minReplicas) || has(self.maxReplicas)",
+        "minReplicas alone scales nothing: write maxReplicas too, or the count as replicas",
+        field_path=".minReplicas",
+    ),
+    rule(
+        "!has(self.maxReplicas) || (has(self.minReplicas) ? self.minReplicas : 1) <= self.maxReplicas",
+        "minReplicas has to be at most maxReplicas",
+        field_path=".minReplicas",
+    ),
+)
+
+
+class PoolScalingSpec(Model):
+    """How the number of a pool's replicas follows load."""
+
+    mode: Annotated[
+        ScalingMode | None,
+        Field(
+            description="Automatic: between minReplicas and maxReplicas the count follows load, and `replicas` is only "
+            "where it begins; without maxReplicas nothing is scaled. Fixed: the count is `replicas`. Default Automatic."
+        ),
+    ] = None
+    min_replicas: Annotated[
+        int | None, Field(ge=1, le=1000, description="The fewest replicas that a pool has. Default 1.")
+    ] = None
+    max_replicas: Annotated[int | None, Field(ge=1, le=1000, description="The most replicas that a pool has.")] = None
+
+
+class ScalingSpec(PoolScalingSpec):
     """How the number of replicas follows load."""
 
     scale_to_zero: Annotated[

@@ -14,7 +14,7 @@ from pydantic import Field
 from .base import Model
 from .fields import DeviceCount, Size, rule, rules, text
 from .pod_options import PodOptions
-from .routing import RoutingSpec, ScalingSpec, Shape, SLOSpec
+from .routing import SCALING_RULES, PoolScalingSpec, RoutingSpec, ScalingSpec, Shape, SLOSpec
 from .runtime_config import Isolation, PressurePolicy, QueuePolicy, WeightType
 from .status import InferenceServiceStatus
 from .tenancy import TenancySpec
@@ -276,6 +276,13 @@ class PoolSpec(Model):
     ] = None
     replicas: Annotated[int, Field(ge=0, le=1000, description="Replicas of this pool.")] = 1
     slo: Annotated[SLOSpec | None, Field(description="Objectives that differ from spec.slo.")] = None
+    scaling: Annotated[
+        PoolScalingSpec | None,
+        Field(
+            description="Scaling of this pool, in the place of spec.scaling as a whole.",
+            json_schema_extra=rules(*SCALING_RULES),
+        ),
+    ] = None
     runtime: Annotated[
         RuntimeSpec | None,
         Field(
@@ -368,7 +375,13 @@ class InferenceServiceSpec(Model):
         ),
     ] = None
     slo: Annotated[SLOSpec | None, Field(description="What users are promised, as seen at the router.")] = None
-    scaling: Annotated[ScalingSpec | None, Field(description="How the number of replicas follows load.")] = None
+    scaling: Annotated[
+        ScalingSpec | None,
+        Field(
+            description="How the number of replicas follows load, of `default` and of every pool without its own.",
+            json_schema_extra=rules(*SCALING_RULES),
+        ),
+    ] = None
     rollout: Annotated[RolloutSpec | None, Field(description="How a new revision takes over.")] = None
     tenancy: Annotated[
         TenancySpec | None, Field(description="Whose requests these are, and how tenants share the service.")

@@ -62,6 +62,20 @@ class UpgradeStatus(Model):
     hash_version: Annotated[int, Field(description="Version of the operator's defaults.")]
 
 
+class ScalingStatus(Model):
+    """How many replicas a pool should have, and what made it so many."""
+
+    pool: Annotated[str, Field(description="Name of the pool.")]
+    desired: Annotated[int, Field(description="Replicas that the load asks for, within the bounds.")]
+    reason: Annotated[str, Field(description="One word for programs.")]
+    message: Annotated[str, Field(description="A sentence for people, of the moment when it was decided so.")] = ""
+    since: Annotated[str, Field(description="When desired or reason last changed (RFC 3339).")]
+    sources: Annotated[list[str] | None, Field(description="Who was asked: replicas, routers, prometheus.")] = None
+    inputs: Annotated[
+        dict[str, str] | None, Field(description="The numbers of that moment; one that was not known is absent.")
+    ] = None
+
+
 class AddressStatus(Model):
     """Where clients reach the service."""
 
@@ -95,6 +109,13 @@ class InferenceServiceStatus(Model):
         ),
     ] = None
     traffic: Annotated[TrafficStatus | None, Field(description="Where routers send requests.")] = None
+    scaling: Annotated[
+        list[ScalingStatus] | None,
+        Field(
+            description="The pools whose count follows load.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]},
+        ),
+    ] = None
     upgrade: Annotated[
         UpgradeStatus | None, Field(description="Newer defaults or a newer image, absent while there are none.")
     ] = None

@@ -27,6 +27,7 @@ from .keys import KeysKeeper
 from .metrics import Metrics
 from .queue import WorkQueue
 from .reconcile import Reconciler
+from .scaling.keeper import ScalingKeeper
 from .schemas import SchemaKeeper
 from .settings import Settings
 from .splits import SplitKeeper
@@ -124,6 +125,16 @@ class Operator:
             changed=self.queue.add,
             active=self.election.leading.is_set,
         )
+        self.scaling = ScalingKeeper(
+            services=lambda: self.watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            routers=lambda: self.reconciler.held_pages(),
+            changed=self.queue.add,
+            recorder=self.recorder,
+            clock=time.time,
+            interval=settings.scaling_seconds,
+            active=self.election.leading.is_set,
+        )
         self.schemas = SchemaKeeper(
             crd=lambda name: reader.get(CRDS, name),
             changed=self._enqueue_all,
@@ -139,6 +150,8 @@ class Operator:
             split_of=self.splits.of,
             crd_lacks=lambda: self.schemas.lacks,
             keys_of=self.keys.of,
+            counts_of=self.scaling.counts,
+            scaling_of=self.scaling.of,
         )
         self.metrics = Metrics()
         self.metrics.observe(
@@ -184,6 +197,7 @@ class Operator:
             _spawn(self.drift.run(), "drift"),
             _spawn(self.splits.run(), "splits"),
             _spawn(self.keys.run(), "keys"),
+            _spawn(self.scaling.run(), "scaling"),
             _spawn(self.schemas.run(), "schemas"),
             _spawn(self._keep_front(), "front"),
         ]
@@ -226,6 +240,7 @@ class Operator:
         log.info("caches are filled: %d services", len(self.watching.caches.services))
         while True:
             await self.election.leading.wait()
+            self.scaling.forget()
             if await self._prepared():
                 self._enqueue_all()
                 self.queue.resume()

@@ -11,6 +11,7 @@ from typing import Any
 from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
 from paceline_crds.names import FIELD_MANAGER_OPERATOR, LABEL_SERVICE, derived_name
 from paceline_crds.service import DriftPolicy
+from paceline_crds.status import ScalingStatus
 from paceline_kube import (
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -28,6 +29,7 @@ from paceline_kube import (
     Store,
     by_namespaced_label,
 )
+from paceline_kube.pods import is_ready
 from paceline_kube.store import IndexFunction
 
 from .actions import Phase, Plan
@@ -47,6 +49,7 @@ from .records import Records
 from .render import Desired, InvalidSpec
 from .rendering import Renderer
 from .routers import ROUTES_PATH, Routers
+from .scaling.keeper import STATUS_PATH, Seen, follows_load
 from .served_names import Conflict as NameConflict
 from .served_names import conflict_of, served_name_indexes
 from .settings import Settings
@@ -137,6 +140,8 @@ class Reconciler:
         split_of: Callable[[Key], Verdict | None] = lambda _: None,
         crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: (),
         keys_of: Callable[[Key], str | None] = lambda _: "",
+        counts_of: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1],
+        scaling_of: Callable[[Key], Mapping[str, ScalingStatus] | None] = lambda _: None,
     ) -> None:
         """
         Args:
@@ -145,6 +150,8 @@ class Reconciler:
             split_of: what the routers advise of its pools.
             crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
             keys_of: why no router can check a service's keys; None: not known yet.
+            counts_of: what is asked for, with the counts of pools that follow load.
+            scaling_of: what was decided about these pools; None: nothing yet.
         """
         self._client = client
         self._caches = caches
@@ -162,6 +169,8 @@ class Reconciler:
         self._split_of = split_of
         self._crd_lacks = crd_lacks
         self._keys_of = keys_of
+        self._counts_of = counts_of
+        self._scaling_of = scaling_of
         self._repaired: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
@@ -185,6 +194,24 @@ class Reconciler:
     async def route_pages(self) -> list[Mapping[str, Any]]:
         """What each ready router says of its services, see `keys`."""
         return await self._routers.pages(self._caches.routers.list(), ROUTES_PATH)
+
+    async def held_pages(self) -> tuple[int, list[Mapping[str, Any]]]:
+        """How many routers should say what they hold, and what those that answer say of all services."""
+        routers = self._caches.routers.list()
+        ready = sum(is_ready(pod) for pod in routers)
+        return ready or len(routers), await self._routers.pages(routers, STATUS_PATH)
+
+    def seen(self, key: Key) -> Seen | None:
+        """A service as the caches have it; None where it is gone or going, or cannot be rendered."""
+        service = self._caches.services.get(*key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return None
+        observed = self._observe(service)
+        pods = self._caches.pods.by_index(INDEX_SERVICE, child_index_value(*key))
+        try:
+            return Seen(service, observed, self._render(service, observed), tuple(pods))
+        except InvalidSpec:
+            return None
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass.
@@ -213,6 +240,7 @@ class Reconciler:
             problem = Problem(exc.reason, str(exc))
             situation = Situation(observed, None, problem, conflict=self._conflict(service), drift=self._drift_of(key))
             return await self._tell(service, situation)
+        desired = self._counts_of(key, service, observed, desired)
         if asks_routers(observed, desired):
             views = await self._routers.ask(self._caches.routers.list(), namespace, name)
             observed = replace(observed, routers=views)
@@ -407,8 +435,10 @@ class Reconciler:
         if keys is None:
             keys = told_before(conditions) if has_keys(service) else ""
         situation = replace(situation, split=self._split_of(key), crd_lacks=self._crd_lacks() or (), keys=keys)
+        if follows_load(service):
+            situation = replace(situation, scaling=self._scaling_of(key), follows_load=True)
         new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
-        if situation.drift is None or situation.split is None:
+        if situation.drift is None or situation.split is None or (situation.follows_load and not situation.scaling):
             new = with_last_looks(new, old, situation)
         if new == old:
             return None

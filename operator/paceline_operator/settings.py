@@ -24,6 +24,7 @@ class Settings:
         router_admin_port: port of the routers' admin API.
         no_room_seconds: for which a new revision finds no place before replicas of the old one go first.
         drift_seconds: between two looks at the configuration that a service's replicas run with.
+        scaling_seconds: between two looks at the load of pools that follow it.
     """
 
     runtime_image: str
@@ -34,6 +35,7 @@ class Settings:
     router_admin_port: int = ROUTER_ADMIN_PORT
     no_room_seconds: float = NO_ROOM_SECONDS
     drift_seconds: float = 30.0
+    scaling_seconds: float = 10.0
 
     @property
     def public_router_url(self) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paceline_crds.conditions import Reason
 from paceline_crds.revision import RevisionPool
 from paceline_crds.service import RolloutStrategy
-from paceline_crds.status import (
-    UpgradeStatus,
-)
+from paceline_crds.status import ScalingStatus, UpgradeStatus
 
 from .actions import child_name
 from .drift.compare import Drift
@@ -35,6 +34,8 @@ class Situation:
         split: what the routers advise of pools by shape; None before they were asked.
         keys: why no router can check the service's API keys, in words; empty where one can, or no key is needed.
         crd_lacks: fields that the cluster's CRDs lack.
+        follows_load: the count of some pool follows load.
+        scaling: what was decided about these pools; None before it was.
     """
 
     observed: Observed
@@ -47,6 +48,8 @@ class Situation:
     split: Verdict | None = None
     keys: str = ""
     crd_lacks: tuple[str, ...] = ()
+    follows_load: bool = False
+    scaling: Mapping[str, ScalingStatus] | None = None
 
 
 def in_force(situation: Situation) -> Situation:

@@ -22,6 +22,7 @@ from .failures import Problem
 from .observed import PodView
 from .render import Desired
 from .room import lacks_room
+from .scaling.told import scaling_active
 from .schemas import words as words_of_missing
 from .situation import (
     Situation,
@@ -74,6 +75,7 @@ def status_of(
         )
         if traffic
         else None,
+        scaling=[situation.scaling[name] for name in sorted(situation.scaling)] if situation.scaling else None,
         upgrade=situation.upgrade,
         drift=drift_status(situation.drift),
     )
@@ -109,6 +111,8 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
         )
     if situation.drift is not None:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
+    if situation.scaling and (scaling := scaling_active(situation.scaling)) is not None:
+        verdicts[ConditionType.SCALING_ACTIVE] = scaling
     if situation.split is not None:
         verdicts[ConditionType.SPLIT_ADVISED] = situation.split
     return verdicts
@@ -118,9 +122,13 @@ def with_last_looks(status: Mapping[str, Any], before: Mapping[str, Any], situat
     """The status of an operator that has not looked at everything yet, with what the one before it found."""
     looks = {ConditionType.CONFIG_IN_SYNC: situation.drift, ConditionType.SPLIT_ADVISED: situation.split}
     missing = [kind.value for kind, found in looks.items() if found is None]
+    undecided = situation.follows_load and not situation.scaling
+    if undecided:
+        missing.append(ConditionType.SCALING_ACTIVE.value)
     order = [kind.value for kind in ConditionType]
     conditions = [*status["conditions"], *(c for c in before.get("conditions") or () if c.get("type") in missing)]
-    kept = {"drift": before["drift"]} if situation.drift is None and "drift" in before else {}
+    fields = [*(["drift"] if situation.drift is None else []), *(["scaling"] if undecided else [])]
+    kept = {name: before[name] for name in fields if name in before}
     return {**status, "conditions": sorted(conditions, key=lambda c: order.index(c["type"])), **kept}
 
 

@@ -250,6 +250,25 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.pools",
         "each shape belongs to one pool",
     ),
+    ("fewest alone", {"scaling": {"minReplicas": 2}}, "spec.scaling.minReplicas", "write maxReplicas too"),
+    (
+        "fewest over most",
+        {"scaling": {"minReplicas": 3, "maxReplicas": 2}},
+        "spec.scaling.minReplicas",
+        "at most maxReplicas",
+    ),
+    (
+        "none at the least",
+        {"scaling": {"minReplicas": 0, "maxReplicas": 2}},
+        "spec.scaling.minReplicas",
+        "or equal to 1",
+    ),
+    (
+        "fewest over most in a pool",
+        {"pools": [{"name": "a", "scaling": {"minReplicas": 3, "maxReplicas": 2}}]},
+        "spec.pools[0].scaling.minReplicas",
+        "at most maxReplicas",
+    ),
     ("an unknown shape", {"pools": [{"name": "a", "shapes": ["Huge"]}]}, "spec.pools[0].shapes[0]", "VeryLong"),
     (
         "over-long to a pool that is not there",
@@ -284,7 +303,7 @@ def test_bad_input_is_refused_with_its_path_and_what_to_write(
 @pytest.mark.parametrize(
     ("path", "spec"),
     [
-        ("spec.scaling.minReplicas", {"scaling": {"minReplicas": 3}}),
+        ("spec.scaling.schedules", {"scaling": {"maxReplicas": 3, "schedules": []}}),
         ("spec.slo.ttft.p50", {"slo": {"ttft": {"p50": "800ms"}}}),
         ("spec.rollout.steps", {"rollout": {"steps": [{"weight": 10}]}}),
         ("spec.tenancy.quota", {"tenancy": {"quota": 3}}),
@@ -382,6 +401,10 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "pools.shapes": {"pools": [{"name": "long", "shapes": ["VeryLong", "LongInputShortOutput"]}]},
     "pools.slo": {"pools": [{"name": "long", "slo": {"ttft": {"p90": "5s"}}}]},
     "slo": {"slo": {"ttft": {"p90": "800ms", "p99": "2s"}, "tpot": {"p90": "60ms", "p99": "120ms"}}},
+    "scaling.mode": {"scaling": {"mode": "Automatic"}},
+    "scaling.minReplicas": {"scaling": {"minReplicas": 2, "maxReplicas": 2}},
+    "scaling.maxReplicas": {"scaling": {"maxReplicas": 8}},
+    "pools.scaling": {"pools": [{"name": "long", "scaling": {"mode": "Fixed", "maxReplicas": 2}}]},
     "scaling.scaleToZero": {"scaling": {"scaleToZero": {"holdRequestsFor": "60s"}}},
     "tenancy.identity": {"tenancy": {"identity": {"from": "APIKey", "secretName": "chat-keys"}}},
     "tenancy.identity, header": {"tenancy": {"identity": {"from": "TrustedHeader", "header": "x-team"}}},

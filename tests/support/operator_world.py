@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from paceline_autoscaler.observed import Settings as Tuning
 from paceline_kube import (
     CONFIGMAPS,
     CRDS,
@@ -35,6 +36,7 @@ from paceline_operator.drift.keeper import DriftKeeper
 from paceline_operator.metrics import Metrics
 from paceline_operator.queue import WorkQueue
 from paceline_operator.reconcile import Reconciler
+from paceline_operator.scaling.keeper import ScalingKeeper
 from paceline_operator.schemas import SchemaKeeper
 from paceline_operator.settings import Settings
 from paceline_operator.workers import work
@@ -69,7 +71,15 @@ class Told:
 class Operator:
     """The real informers, queue and worker around a reconciler, without election and front door."""
 
-    def __init__(self, client: KubeClient, namespace: str, *, settle: float = 0.1, **settings: Any) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        *,
+        settle: float = 0.1,
+        tuning: Tuning | None = None,
+        **settings: Any,
+    ) -> None:
         self.told = Told()
         self.passes = 0
         self.errors: list[KubeError] = []
@@ -93,6 +103,16 @@ class Operator:
             settle=settle,
             config_map=lambda namespace, name: client.get(CONFIGMAPS, name, namespace),
         )
+        self.scaling = ScalingKeeper(
+            services=lambda: self._watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            routers=lambda: self.reconciler.held_pages(),
+            changed=self._queue.add,
+            recorder=self.told,
+            clock=time.time,
+            interval=told.scaling_seconds,
+            tuning=tuning,
+        )
         self.schemas = SchemaKeeper(crd=lambda name: client.get(CRDS, name), changed=self._look_at_all)
         self.reconciler = Reconciler(
             client,
@@ -102,6 +122,8 @@ class Operator:
             told,
             drift_of=self.drift.of,
             crd_lacks=lambda: self.schemas.lacks,
+            counts_of=self.scaling.counts,
+            scaling_of=self.scaling.of,
         )
 
     def _look_at_all(self) -> None:
@@ -113,6 +135,7 @@ class Operator:
         await self._watching.synced()
         self._tasks.append(asyncio.create_task(work(self._queue, self._pass, Metrics())))
         self._tasks.append(asyncio.create_task(self.drift.run()))
+        self._tasks.append(asyncio.create_task(self.scaling.run()))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -1,0 +1,74 @@
+"""What a spec asks for of scaling. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline_autoscaler.capacity import Objectives
+from paceline_crds.durations import parse_duration
+from paceline_crds.names import DEFAULT_POOL
+from paceline_crds.routing import ScalingMode
+from paceline_kube import JsonObject
+
+MAX_REQUEST_SECONDS = 600.0
+"""What `spec.routing.maxRequestDuration` is by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A pool whose count follows load.
+
+    Attributes:
+        least, most: bounds, `least` below `most`.
+        initial: replicas while the pool has no Deployment.
+    """
+
+    least: int
+    most: int
+    initial: int
+    objectives: Objectives
+
+
+def asked(service: JsonObject) -> dict[str, Asked]:
+    """The pools of a service that follow load, by name; empty for most services."""
+    spec: Mapping[str, Any] = service.get("spec") or {}
+    scaling, pools = spec.get("scaling"), spec.get("pools") or ()
+    if not scaling and not any(pool.get("scaling") for pool in pools):
+        return {}
+    found = {}
+    for pool in ({"name": DEFAULT_POOL, "replicas": spec.get("replicas", 1)}, *pools):
+        bounds = _bounds(pool.get("scaling") or scaling or {})
+        if bounds is not None:
+            least, most = bounds
+            initial = min(max(int(pool.get("replicas", 1)), least), most)
+            found[str(pool["name"])] = Asked(
+                least, most, initial, _objectives(pool.get("slo") or spec.get("slo") or {})
+            )
+    return found
+
+
+def longest_request(service: JsonObject) -> float:
+    """Seconds that a request may take, and so the longest wait for a replica that drains."""
+    routing = (service.get("spec") or {}).get("routing") or {}
+    text = routing.get("maxRequestDuration")
+    return parse_duration(text) if text else MAX_REQUEST_SECONDS
+
+
+def _bounds(scaling: Mapping[str, Any]) -> tuple[int, int] | None:
+    least, most = int(scaling.get("minReplicas") or 1), scaling.get("maxReplicas")
+    if most is None or least >= int(most) or scaling.get("mode", ScalingMode.AUTOMATIC) != ScalingMode.AUTOMATIC:
+        return None
+    return least, int(most)
+
+
+def _objectives(slo: Mapping[str, Any]) -> Objectives:
+    """The inner line of TTFT where there is one, else the promise; of TPOT the promise, since the mean is planned."""
+    ttft, tpot = slo.get("ttft") or {}, slo.get("tpot") or {}
+    text = tpot.get("p90") or tpot.get("p99")
+    limit = parse_duration(text) if text else None
+    for level, quantile in (("p99", 0.99), ("p90", 0.9)):
+        if ttft.get(level):
+            return Objectives(parse_duration(ttft[level]), limit, quantile)
+    return Objectives(None, limit)

@@ -1,0 +1,82 @@
+"""One decision about one pool, from what was seen and heard. Pure: memory is a value, time a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from paceline_autoscaler.capacity import Rates
+from paceline_autoscaler.observed import Observed, Settings, Signals
+from paceline_autoscaler.rates import Learnt, learn, rates_of
+from paceline_autoscaler.recommend import Decision, State, recommend
+from paceline_autoscaler.samples import Present, Sample
+
+from .asked import Asked
+from .direct import Pool
+from .fleet import Standing, fleet_of
+
+NO_LOAD_RATES = Rates(prefill=1.0, decode=1.0, floor=0.0)
+"""While there is no load, and that is known, no rate makes another number of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What decisions about one pool remember.
+
+    Attributes:
+        hash: of the configuration that `learnt` is of.
+        target: replicas that were decided last; None before the first decision.
+    """
+
+    hash: str = ""
+    learnt: Learnt = field(default_factory=Learnt)
+    state: State = field(default_factory=State)
+    target: int | None = None
+
+
+def decide(
+    asked: Asked,
+    seen: Standing,
+    heard: Pool,
+    held: Sample | None,
+    current: int,
+    draining: Collection[str],
+    memory: Memory,
+    tuning: Settings,
+) -> tuple[Decision, Memory]:
+    """How many replicas a pool should have.
+
+    Args:
+        held: requests that routers hold, as far as they say.
+        current: replicas asked for, without those that drain.
+        draining: uids of these.
+        tuning: how eager decisions are; the bounds are those of `asked`.
+    """
+    learnt = memory.learnt if memory.hash == seen.pool.hash else Learnt()
+    for work in heard.works():
+        learnt = learn(learnt, work)
+    parameters = seen.pool.config.parameters
+    room = float(parameters.max_num_seqs)
+    signals = heard.signals(room, held)
+    rates = rates_of(learnt, room, float(parameters.max_batched_tokens))
+    if rates is None and _idle(signals):
+        rates = NO_LOAD_RATES
+    fleet = fleet_of(seen, current, draining, heard.aside)
+    if rates is None:
+        count = min(max(current, asked.least), asked.most)
+        words = f"held at {count}: what one replica does per second is not measured yet"
+        decision = Decision(count, "NotMeasured", words, {}, replace(memory.state, since=None))
+    else:
+        settings = replace(tuning, least=asked.least, most=asked.most)
+        observed = Observed(signals, fleet, rates, asked.objectives, settings, seen.starts)
+        decision = recommend(observed, memory.state, heard.now)
+        if rates is not NO_LOAD_RATES:
+            told = {"prefill_rate": rates.prefill, "decode_rate": rates.decode, "step_floor": rates.floor}
+            decision = replace(decision, inputs={**decision.inputs, **told})
+    return decision, Memory(seen.pool.hash, learnt, decision.state, decision.replicas)
+
+
+def _idle(signals: Signals) -> bool:
+    """Whether it is known that nothing is asked for."""
+    load = (signals.prefill, signals.decode, signals.waiting, signals.backlog, signals.held)
+    return all(one is None or (isinstance(one, Present) and one.high == 0) for one in load)

@@ -1,0 +1,350 @@
+"""Which pools follow load, what is heard of it, and which count a pass orders; with a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planned_world import World, spec
+
+from paceline_autoscaler.capacity import Objectives
+from paceline_autoscaler.observed import Settings
+from paceline_autoscaler.samples import Absent, NotANumber, Present, exactly
+from paceline_crds.conditions import ConditionStatus, Reason
+from paceline_kube import JsonObject
+from paceline_operator.failures import Problem
+from paceline_operator.observed import Observed
+from paceline_operator.render import Desired
+from paceline_operator.scaling.asked import Asked, asked, longest_request
+from paceline_operator.scaling.decide import Memory, decide
+from paceline_operator.scaling.direct import Heard, Pool, hear, work_between
+from paceline_operator.scaling.fleet import fleet_of, standing, with_counts
+from paceline_operator.scaling.keeper import ScalingKeeper, Seen
+from paceline_operator.scaling.pages import values_of
+from paceline_operator.scaling.told import scaling_active, scaling_status
+
+TICK = 10.0
+
+
+def service(**fields: Any) -> JsonObject:
+    return {"metadata": {"namespace": "demo", "name": "chat", "uid": "uid"}, "spec": spec(**fields)}
+
+
+# What a spec asks for.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"scaling": {"scaleToZero": {}}},
+        {"scaling": {"minReplicas": 2, "maxReplicas": 2}},
+        {"scaling": {"mode": "Fixed", "maxReplicas": 8}},
+        {"pools": [{"name": "long", "replicas": 3}]},
+    ],
+    ids=["nothing", "zero only", "no room between", "fixed", "a pool without"],
+)
+def test_a_spec_without_bounds_to_move_between_follows_nothing(fields: dict[str, Any]) -> None:
+    assert asked(service(**fields)) == {}
+
+
+def test_a_pool_has_the_scaling_and_the_objectives_of_its_service_or_its_own() -> None:
+    pools = [
+        {"name": "long", "slo": {"ttft": {"p90": "5s"}}},
+        {"name": "own", "replicas": 9, "scaling": {"minReplicas": 2, "maxReplicas": 4}},
+        {"name": "fixed", "scaling": {"mode": "Fixed"}},
+    ]
+    slo = {"ttft": {"p90": "800ms", "p99": "2s"}, "tpot": {"p90": "60ms"}}
+    found = asked(service(replicas=3, scaling={"maxReplicas": 8}, pools=pools, slo=slo))
+    usual = Objectives(2.0, 0.06, 0.99)
+    assert found == {
+        "default": Asked(1, 8, 3, usual),
+        "long": Asked(1, 8, 1, Objectives(5.0, None, 0.9)),
+        "own": Asked(2, 4, 4, usual),
+    }
+
+
+def test_the_longest_request_is_ten_minutes_unless_the_spec_says_otherwise() -> None:
+    assert longest_request(service()) == 600.0
+    assert longest_request(service(routing={"maxRequestDuration": "1m30s"})) == 90.0
+
+
+# What a page says.
+
+
+def test_of_a_page_only_what_is_wanted_is_read_and_series_of_one_name_are_added_up() -> None:
+    page = """# HELP vllm:num_requests_running Requests.
+vllm:num_requests_running{model_name="a"} 3
+vllm:num_requests_running_of_others 9
+paceline_step_phase_seconds_total{model_name="a",phase="forward"} 1.5
+paceline_step_phase_seconds_total{model_name="a",phase="sample"} 0.5
+a line that is nothing
+"""
+    assert values_of(page) == {"vllm:num_requests_running": "3.0", "paceline_step_phase_seconds_total": "2.0"}
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "+Inf", "-3"])
+def test_a_series_that_is_no_count_does_not_vanish_in_a_sum(wrong: str) -> None:
+    lines = [f'vllm:num_requests_waiting{{a="{n}"}} {value}' for n, value in enumerate(("7", wrong, "4"))]
+    assert float(values_of("\n".join(lines))["vllm:num_requests_waiting"]) != 11.0
+    heard = hear({}, {"a": (0.0, values_of("\n".join(lines)))}, 30.0)
+    assert isinstance(Pool(heard, 0.0, TICK).signals(8, None).waiting, NotANumber)
+
+
+# What is heard of a pool.
+
+
+def said(total: float, **gauges: float) -> dict[str, str]:
+    """A page after so many seconds of steady work of a replica: 100 prompt and 50 answer tokens each."""
+    values = {
+        "paceline_requests_received_total": total,
+        "paceline_prefill_tokens_computed_total": 100 * total,
+        "vllm:generation_tokens_total": 50 * total,
+        "paceline_step_phase_seconds_total": total / 2,
+        "paceline_engine_steps_total": 10 * total,
+        "vllm:num_requests_waiting": gauges.get("waiting", 0.0),
+        "vllm:num_requests_running": gauges.get("running", 0.0),
+        "paceline_prefill_tokens": gauges.get("backlog", 0.0),
+        "vllm:kv_cache_usage_perc": 0.25,
+    }
+    return {name: repr(value) for name, value in values.items()}
+
+
+def looks(*answers: Mapping[str, Any]) -> Pool:
+    heard: dict[str, Heard] = {}
+    now = 0.0
+    for number, answer in enumerate(answers):
+        now = number * TICK
+        heard = hear(heard, {uid: (now, one) for uid, one in answer.items()}, 2.5 * TICK)
+    return Pool(heard, now, TICK)
+
+
+def test_rates_and_levels_are_sums_over_replicas() -> None:
+    pool = looks(
+        {"a": said(0, running=3), "b": said(500, running=1)}, {"a": said(20, running=4), "b": said(510, running=2)}
+    )
+    signals = pool.signals(8, exactly(1.0, TICK))
+    assert signals.prefill == exactly(300.0, TICK)
+    assert signals.decode == exactly(150.0, TICK)
+    assert signals.running == exactly(6.0, TICK)
+    assert signals.held == exactly(1.0, TICK)
+    assert signals.kv == exactly(0.25, TICK)
+    assert [work.seconds for work in pool.works()] == [10.0, 5.0]
+
+
+def test_at_the_first_look_rates_are_absent_and_not_zero() -> None:
+    signals = looks({"a": said(100, running=3)}).signals(8, None)
+    assert isinstance(signals.prefill, Absent)
+    assert signals.running == exactly(3.0, 0.0)
+
+
+def test_a_ready_replica_that_does_not_answer_makes_bounds() -> None:
+    signals = looks(
+        {"a": said(0), "b": "refused"}, *[{"a": said(10.0 * n), "b": "refused"} for n in (1, 2, 3, 4)]
+    ).signals(8, None)
+    assert isinstance(signals.running, Present)
+    assert (signals.running.missing, signals.running.high) == (1, 8.0)
+    assert isinstance(signals.prefill, Present)
+    assert signals.prefill.missing == 1
+
+
+def test_a_replica_that_has_just_become_ready_is_not_missed_yet() -> None:
+    signals = looks({"a": said(0)}, {"a": said(10)}, {"a": said(20), "b": said(0, waiting=2)}).signals(8, None)
+    assert signals.prefill == exactly(100.0, 2 * TICK)
+    assert signals.waiting == exactly(2.0, 2 * TICK)
+
+
+def test_a_replica_that_is_silent_for_long_is_set_aside_and_no_other() -> None:
+    pool = looks(*[{"a": said(10.0 * n), "b": said(1) if n == 0 else "no"} for n in range(14)])
+    assert pool.aside == ("b",)
+    assert pool.signals(8, None).prefill == exactly(100.0, 13 * TICK)
+    assert pool.busyness("a") == 0.0
+    assert pool.busyness("b") is None
+
+
+def test_a_replica_that_began_anew_taught_nothing_by_it_and_its_counters_are_no_fall() -> None:
+    pool = looks({"a": said(1000)}, {"a": said(1010)}, {"a": said(3)})
+    assert pool.works() == []
+    prefill = pool.signals(8, None).prefill
+    assert isinstance(prefill, Present)
+    assert prefill.value > 0
+
+
+def test_a_replica_of_another_engine_that_counts_no_steps_teaches_nothing() -> None:
+    assert work_between({}, said(3)) is None
+
+
+# The fleet, and the count that a pass orders.
+
+
+def settled(**fields: Any) -> World:
+    world = World(spec(**fields))
+    world.settle()
+    return world
+
+
+def of(world: World) -> tuple[Observed, Desired]:
+    return world.seen, world.desired()
+
+
+def test_a_replica_without_a_place_is_pending_and_one_that_loads_starts() -> None:
+    world = settled(replicas=3)
+    observed, desired = of(world)
+    a, b, c = observed.pods
+    no_room = Problem(Reason.UNSCHEDULABLE, "Insufficient nvidia.com/gpu")
+    pods = (
+        replace(a, ready=False, problem=no_room, placed="", created="2026-01-01T00:00:00Z"),
+        replace(b, ready=False, problem=None, placed="2026-01-01T00:00:10Z", created="2026-01-01T00:00:00Z"),
+        replace(c, uid="c"),
+    )
+    seen = standing(replace(observed, pods=pods), desired, "default")
+    assert seen is not None
+    fleet = fleet_of(seen, 3, (), ("c",))
+    assert (fleet.ready, fleet.pending, fleet.aside, fleet.rolling, fleet.quota) == (0, 1, 1, False, None)
+    assert fleet.starting == (1767225610.0,)
+    assert fleet_of(seen, 2, ("c",), ()).ready == 0
+
+
+def test_a_quota_that_refuses_replicas_is_a_bound() -> None:
+    world = settled(replicas=2)
+    observed, desired = of(world)
+    [deployment] = observed.deployments
+    refused = replace(deployment, problem=Problem(Reason.QUOTA_EXCEEDED, "exceeded quota"))
+    seen = standing(replace(observed, deployments=(refused,)), desired, "default")
+    assert seen is not None
+    assert fleet_of(seen, 4, (), ()).quota == 2
+
+
+def test_while_another_revision_takes_over_the_pool_that_has_the_traffic_counts_and_it_is_rolling() -> None:
+    world = settled(replicas=2)
+    old = world.desired().pools[0].hash
+    world.spec = spec(replicas=2, runtime={"maxNumSeqs": 8})
+    seen = standing(world.seen, world.desired(), "default")
+    assert seen is not None
+    assert seen.rolling
+    assert seen.pool.hash == old
+    assert len(seen.ready) == 2
+
+
+ASKED = {"default": Asked(1, 8, 3, Objectives())}
+
+
+def test_without_scaling_a_pass_orders_the_very_counts_of_the_spec() -> None:
+    observed, desired = of(settled(replicas=2))
+    assert with_counts(desired, observed, {}, {"default": 7}) is desired
+
+
+def test_what_was_decided_is_ordered_and_until_then_nothing_changes() -> None:
+    world = settled(replicas=2)
+    world.spec = spec(replicas=6)
+    observed, desired = of(world)
+    assert with_counts(desired, observed, ASKED, {}).replicas == {"default": 2}
+    assert with_counts(desired, observed, ASKED, {"default": 5}).replicas == {"default": 5}
+    assert with_counts(desired, Observed("demo", "chat", "uid", 1), ASKED, {}).replicas == {"default": 3}
+
+
+# Decisions.
+
+
+def decided(pool: Pool, memory: Memory, current: int, replicas: int = 1) -> tuple[Any, Memory]:
+    observed, desired = of(settled(replicas=replicas))
+    seen = standing(observed, desired, "default")
+    assert seen is not None
+    return decide(ASKED["default"], seen, pool, None, current, (), memory, Settings())
+
+
+def test_under_load_whose_cost_is_not_measured_the_count_is_held() -> None:
+    decision, memory = decided(looks({"a": said(0)}, {"a": said(1)}), Memory(), 4)
+    assert (decision.replicas, decision.reason) == (4, "NotMeasured")
+    assert memory.target == 4
+
+
+def test_a_service_that_is_idle_from_the_start_goes_to_the_fewest_although_nothing_was_measured() -> None:
+    memory, current = Memory(), 4
+    heard: dict[str, Heard] = {}
+    for number in range(120):
+        now = number * TICK
+        heard = hear(heard, {uid: (now, said(0)) for uid in "abcd"}, 2.5 * TICK)
+        decision, memory = decided(Pool(heard, now, TICK), memory, current, 4)
+        current = decision.replicas
+    assert current == 1
+
+
+def test_load_over_what_a_replica_carries_asks_for_more_once_it_is_measured() -> None:
+    memory = Memory()
+    heard: dict[str, Heard] = {}
+    for number in range(4):
+        now = number * TICK
+        # Each look twenty seconds of work in ten: it cannot be, and says that one replica is far too few.
+        heard = hear(heard, {"a": (now, said(40.0 * number, running=8, waiting=40, backlog=4000))}, 2.5 * TICK)
+        decision, memory = decided(Pool(heard, now, TICK), memory, 1)
+    assert decision.reason == "MoreNeeded"
+    assert decision.replicas > 1
+    assert decision.inputs["prefill_rate"] > 0
+
+
+def test_the_status_keeps_its_figures_while_neither_count_nor_reason_changes() -> None:
+    decision, _ = decided(looks({"a": said(0)}, {"a": said(0)}), Memory(), 1)
+    first = scaling_status("default", decision, ["replicas"], 1000.0, None)
+    assert scaling_status("default", decision, ["replicas"], 2000.0, first) is first
+    other = replace(decision, reason="MetricsUnavailable", message="held at 1; waiting: absent (no series)")
+    later = scaling_status("default", other, ["replicas"], 2000.0, first)
+    assert later.since != first.since
+    active = scaling_active({"default": later})
+    assert active is not None
+    assert active.status is ConditionStatus.FALSE
+    assert "waiting: absent" in active.message
+    assert scaling_active({}) is None
+
+
+# The keeper.
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, about: JsonObject, *, type: str, reason: str, message: str) -> None:
+        self.events.append(reason)
+
+
+def keeper(services: list[JsonObject], asked_of: list[str]) -> ScalingKeeper:
+    async def routers() -> tuple[int, list[Mapping[str, Any]]]:
+        asked_of.append("routers")
+        return 0, []
+
+    def seen(key: tuple[str, str]) -> Seen | None:
+        asked_of.append("service")
+        return None
+
+    return ScalingKeeper(
+        services=lambda: services,
+        seen=seen,
+        routers=routers,
+        changed=lambda key: asked_of.append("pass"),
+        recorder=Told(),
+        clock=lambda: 0.0,
+    )
+
+
+async def test_where_nothing_follows_load_nobody_is_asked_and_no_pass_is_made() -> None:
+    asked_of: list[str] = []
+    quiet = keeper([service(), service(scaling={"scaleToZero": {}})], asked_of)
+    await quiet.look()
+    await quiet.look()
+    assert asked_of == []
+    assert quiet.of(("demo", "chat")) is None
+    observed, desired = of(settled(replicas=2))
+    assert quiet.counts(("demo", "chat"), service(), observed, desired) is desired
+
+
+async def test_a_service_that_is_suspended_or_going_is_left_alone() -> None:
+    asked_of: list[str] = []
+    going = service(scaling={"maxReplicas": 4})
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    await keeper([going, service(scaling={"maxReplicas": 4}, suspend=True)], asked_of).look()
+    assert asked_of == []
+    await keeper([service(scaling={"maxReplicas": 4})], asked_of).look()
+    assert asked_of == ["routers", "service"]
