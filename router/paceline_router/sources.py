@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Set
 from dataclasses import dataclass
@@ -16,12 +14,9 @@ from paceline_router.flow.dataplane import DataPlane
 from paceline_router.report.admin import Source
 from paceline_router.table.file_source import FileSource
 from paceline_router.table.records import Service, Table
-from paceline_router.tenancy.keys import KeysFile
-
-log = logging.getLogger(__name__)
+from paceline_router.tenancy.keys_source import KeysSource
 
 ENV_NAMESPACE = "POD_NAMESPACE"
-KEYS_SECONDS = 1.0
 
 
 class TableSource(Source, Protocol):
@@ -53,10 +48,16 @@ async def sources(plane: DataPlane, config: Path | None) -> AsyncIterator[Source
     """
     plane.use_peers(plane.settings.processes)
     if config is not None:
-        keys = KeyFiles(plane)
-        file = FileSource(config, keys.use_table)
+        files = KeysSource(plane.use_keys)
+
+        def use_file(table: Table, services: Set[str]) -> None:
+            plane.use(table, services)
+            files.use_table(table, services)
+
+        file = FileSource(config, use_file)
         await file.load()
-        yield Sources(file, (file.run, keys.run))
+        await files.look()
+        yield Sources(file, (file.run, files.run))
         return
     # Half of a router's start-up time, which one with a file need not spend.
     from paceline_kube import connect
@@ -105,43 +106,3 @@ def secrets_of(services: Collection[Service]) -> dict[str, tuple[str, str]]:
         if identity is not None and identity.from_ is IdentitySource.API_KEY and identity.secret_name:
             found[service.key] = (service.key.partition("/")[0], identity.secret_name)
     return found
-
-
-class KeyFiles:
-    """Follows the files with the keys of the services in a table."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-        self._files: dict[str, KeysFile] = {}
-
-    def use_table(self, table: Table, changed: Set[str]) -> None:
-        """Route by this table, in which these services differ, and go by the keys that they name."""
-        self._plane.use(table, changed)
-        for key in changed:
-            service = table.services.get(key)
-            if service is None or not service.keys_file:
-                self._files.pop(key, None)
-                continue
-            file = self._files.get(key)
-            if file is None or file.path != Path(service.keys_file):
-                file = self._files[key] = KeysFile(Path(service.keys_file))
-            self._refresh(key, file)
-
-    def refresh(self) -> None:
-        """Read the files that have changed."""
-        for service, file in self._files.items():
-            self._refresh(service, file)
-
-    def _refresh(self, service: str, file: KeysFile) -> None:
-        if file.refresh():
-            if file.keys.trouble:
-                log.warning("tenancy of %s: %s", service, file.keys.trouble)
-            for problem in file.keys.problems:
-                log.warning("tenancy of %s: %s, entry %s", service, file.path, problem)
-            self._plane.use_keys(service, file.keys)
-
-    async def run(self) -> None:
-        """Follow the files for ever."""
-        while True:
-            await asyncio.sleep(KEYS_SECONDS)
-            self.refresh()

@@ -11,12 +11,12 @@ import pytest
 
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.settings import Settings
-from paceline_router.table import reading
+from paceline_router.table import apart, reading
 from paceline_router.table.file import RoutesFileError, read_table
 from paceline_router.table.file_source import SMALL_BYTES, STEP, FileSource
 from paceline_router.table.reading import read_apart
 from paceline_router.table.records import Table
-from paceline_router.table.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_WRITTEN_OUT, FileFault, read_yaml
+from paceline_router.table.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_WRITTEN_OUT, FileFault, mark_of, read_yaml
 
 GOOD = "services: [{name: demo/chat, replicas: [{url: 'http://127.0.0.1:1'}]}]\n"
 
@@ -106,13 +106,44 @@ async def test_a_reader_that_dies_or_takes_for_ever_is_a_reason_and_no_end(
     path = tmp_path / "routes.yaml"
     path.write_text(GOOD)
     assert set(await read_apart(path)) == {"demo/chat"}
-    monkeypatch.setattr(reading, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(apart, "READ_SECONDS", 0.0)
     with pytest.raises(RoutesFileError, match="longer than"):
         await read_apart(path)
     monkeypatch.undo()
-    monkeypatch.setattr(reading.sys, "executable", "/bin/false")
+    monkeypatch.setattr(apart.sys, "executable", "/bin/false")
     with pytest.raises(RoutesFileError, match="ended with code 1"):
         await read_apart(path)
+
+
+async def test_a_file_that_could_not_be_read_to_an_end_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text(GOOD)
+    used: list[Table] = []
+    source = FileSource(path, lambda table, _: used.append(table))
+    await source.load()
+    path.write_text(GOOD.replace("chat", "other"))
+    for executable in ("/bin/false", "/nowhere"):
+        monkeypatch.setattr(apart.sys, "executable", executable)
+        await source.look()
+        assert source.error
+        assert set(used[-1].services) == {"demo/chat"}
+    monkeypatch.undo()
+    await source.look()
+    assert source.error is None
+    assert set(used[-1].services) == {"demo/other"}
+
+
+def test_a_file_that_was_made_readable_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "routes.yaml"
+    path.write_text(GOOD)
+    before = mark_of(path.stat())
+    mode = 0
+    while mark_of(path.stat()) == before:  # clocks of file systems are coarse
+        mode ^= 0o040
+        path.chmod(0o600 | mode)
+    assert path.read_text() == GOOD
 
 
 def services(names: list[str]) -> str:

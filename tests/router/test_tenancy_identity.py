@@ -7,7 +7,6 @@ import base64
 import json
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,14 @@ from paceline_kube import Timing
 from paceline_kube.testing import FakeApiServer
 from paceline_kube.testing import Refusal as KubeRefusal
 from paceline_router.tenancy import tenants as tenants_module
-from paceline_router.tenancy.keys import Keys, KeysFile, digest_of, keys_from_entries, keys_from_secret
+from paceline_router.tenancy.keys import (
+    MOST_PROBLEMS,
+    Keys,
+    digest_of,
+    keys_from_entries,
+    keys_from_secret,
+    tenant_of_entry,
+)
 from paceline_router.tenancy.tenants import Tenants, identity_headers
 from paceline_router.tenancy.watch import SecretWatcher
 from paceline_router.wire.answers import Refusal
@@ -119,9 +125,9 @@ def test_keys_that_cannot_be_checked_let_nobody_in() -> None:
     made.use(policy, Keys(trouble="the Secret demo/chat-keys does not exist"))
     # Why is for whoever runs the service, not for whoever has no key.
     assert "chat-keys" not in refused(made, headers).body["error"]["message"]
-    assert made.trouble == "the Secret demo/chat-keys does not exist"
+    assert made.keys.trouble == "the Secret demo/chat-keys does not exist"
     made.use(spec(identity={"from": "TrustedHeader"}))
-    assert made.trouble == ""
+    assert made.keys.trouble == ""
 
 
 def test_accepted_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,30 +276,19 @@ def test_no_secret_breaks_the_reading(data: dict[str, Any]) -> None:
     assert len(keys.entries) + len(keys.problems) <= 2 * len(data)
 
 
-@pytest.mark.parametrize(
-    ("text", "trouble", "problems"),
-    [
-        (f"chat: {hexed(KEY)}\n", "", 0),
-        ("", "", 0),
-        ("chat: 0123\n", "", 1),
-        ("- chat\n", "not a mapping", 0),
-        ("chat: [\n", "not YAML", 0),
-    ],
-)
-def test_a_file_of_keys(tmp_path: Path, text: str, trouble: str, problems: int) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text(text)
-    file = KeysFile(path)
-    assert file.keys.trouble
-    assert file.refresh()
-    assert not file.refresh()
-    assert trouble in file.keys.trouble
-    assert bool(trouble) == bool(file.keys.trouble)
-    assert len(file.keys.problems) == problems
-    path.unlink()
-    assert file.refresh()
-    assert not file.keys.entries
-    assert "cannot be read" in file.keys.trouble
+def test_of_very_many_bad_entries_some_are_told_and_how_many_more() -> None:
+    keys = keys_from_entries({f"t{number}": "x" for number in range(1000)})
+    assert len(keys.problems) == MOST_PROBLEMS + 1
+    assert keys.problems[-1] == f"and {1000 - MOST_PROBLEMS} more"
+
+
+DOTTED = st.text("ab.", min_size=1, max_size=8)
+
+
+@given(DOTTED, st.sets(DOTTED, max_size=6))
+def test_an_entry_is_for_the_longest_name_that_it_is_called_after(entry: str, names: set[str]) -> None:
+    known = [name for name in names if entry == name or entry.startswith(name + ".")]
+    assert tenant_of_entry(entry, names) == (max(known, key=len) if known else entry.partition(".")[0])
 
 
 # The Secret in the cluster

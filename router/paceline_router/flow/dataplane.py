@@ -115,6 +115,7 @@ class DataPlane:
             self.pump(living)
         for key in self.living.keys() - self.routes.by_key.keys():
             self._forget(self.living.pop(key))
+            self._keys.pop(key, None)
         self.metrics.keep_only(table.services)
         self.synced = True
 

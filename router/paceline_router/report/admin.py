@@ -60,12 +60,11 @@ class Source(Protocol):
 def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
     """The body of `GET /v1/paceline/routes`: the table in use, and how old it may be."""
     table = plane.table
-    unreadable = _keys_unreadable(plane)
     services: dict[str, Any] = {
         key: {
             "generation": route.service.generation,
             "servedName": route.served_name,
-            "problems": _problems(route, unreadable.get(key)),
+            "problems": _problems(plane, route),
             "pools": {
                 pool: {"shapes": shapes, "replicas": 0, "ready": 0}
                 for pool, shapes in _shapes_of_pools(route.service.policy).items()
@@ -101,7 +100,7 @@ def routes_page(plane: DataPlane, source: Source) -> dict[str, Any]:
         "synced": plane.synced,
         "ageSeconds": None if age is None else round(age, 3),
         "error": source.error,
-        "keys_unreadable": unreadable,
+        "keys_unreadable": _keys_unreadable(plane),
         "services": services,
     }
 
@@ -110,12 +109,20 @@ def _keys_unreadable(plane: DataPlane) -> dict[str, str]:
     """By service, why its API keys cannot be checked, so that nobody gets in. Services with readable keys, or without
     any, are left out.
     """
-    return {key: why for key, living in list(plane.living.items()) if (why := living.tenants.trouble)}
+    return {key: why for key, living in list(plane.living.items()) if (why := living.tenants.keys.trouble)}
 
 
-def _problems(route: Route, keys: str | None) -> list[str]:
+def _problems(plane: DataPlane, route: Route) -> list[str]:
     """What is wrong with a service that its users only feel, for people."""
-    return [*route.service.policy.problems, *([f"API keys cannot be checked: {keys}"] if keys else [])]
+    problems = list(route.service.policy.problems)
+    living = plane.living.get(route.service.key)  # not yet, or no longer, while another thread takes a new table
+    if living is not None:
+        keys = living.tenants.keys
+        if keys.trouble:
+            problems.append(f"API keys cannot be checked: {keys.trouble}")
+        if keys.outdated:
+            problems.append(f"API keys are those that were read before: {keys.outdated}")
+    return problems
 
 
 def _shapes_of_pools(policy: Policy) -> dict[str, list[str]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from paceline_router.table.file import RoutesFileError
-from paceline_router.table.reading import Parts, opened, parts_of, read_apart
+from paceline_router.table.reading import Parts, UnheardError, opened, parts_of, read_apart
 from paceline_router.table.records import Replica, Service, Table
-from paceline_router.table.yaml_file import FileFault, check_kind
+from paceline_router.table.yaml_file import FileFault, Mark, check_kind, mark_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class FileSource:
         self.error: str | None = None
         """Why the file as it is now is not in use."""
         self._use = use
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Mark | None = None
         self._parts: dict[str, bytes] = {}
         self._table = Table()
 
@@ -55,18 +56,19 @@ class FileSource:
         Raises:
             RoutesFileError: see `read_table`.
         """
-        self._seen = seen = self._stat()
-        await self._take(parts_of(self.path) if seen[1] <= SMALL_BYTES else await read_apart(self.path))
+        stat = self._stat()
+        self._seen = mark_of(stat)
+        await self._take(parts_of(self.path) if stat.st_size <= SMALL_BYTES else await read_apart(self.path))
 
-    def _stat(self) -> tuple[int, int, int]:
+    def _stat(self) -> os.stat_result:
         try:
             stat = self.path.stat()
             check_kind(stat)
+            return stat
         except OSError as exc:
             raise RoutesFileError(f"cannot read {self.path}: {exc.strerror}") from exc
         except FileFault as exc:
             raise RoutesFileError(f"{self.path}: {exc}") from exc
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     async def run(self) -> None:
         """Follow the file for ever."""
@@ -80,11 +82,13 @@ class FileSource:
         """
         try:
             seen, self._seen = self._seen, None  # one that is gone and comes back just as it was is read again
-            self._seen = self._stat()
+            self._seen = mark_of(self._stat())
             if seen != self._seen:
                 await self._take(await read_apart(self.path))
                 self.error = None
         except RoutesFileError as exc:
+            if isinstance(exc, UnheardError):
+                self._seen = None
             self._keep(str(exc))
         except Exception as exc:
             # Whatever a file can do, traffic goes on.

@@ -1,36 +1,27 @@
-"""Reads a routes file in a process of its own, since what holds the interpreter in a thread holds a loop up as well.
-
-The parent gets one message: why the file is not taken, or the parts of its table.
+"""Reads a routes file in a process of its own. The parent gets one message: why the file is not taken, or the parts of
+its table.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import pickle
-import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from paceline_router.table.apart import NotHeard, hear, keep_small
 from paceline_router.table.file import RoutesFileError, read_table
 from paceline_router.table.records import Replica, Service
 
 Parts: TypeAlias = Mapping[str, bytes]
 """By service, its record and those of its replicas, pickled: equal bytes are an equal part of the table."""
 
-READ_SECONDS: Final = 120.0
-"""Longest reading of a file; one with 12,500 replicas takes about two seconds."""
 
-MEMORY_BYTES: Final = 4 * 1024**3
-"""Of the reading process's address space, many times what the largest file within the bounds takes."""
-
-NICENESS: Final = 10
-"""Requests come before the next table."""
+class UnheardError(RoutesFileError):
+    """The file was not read to an end: another try may bring it."""
 
 
 def parts_of(path: Path) -> Parts:
@@ -56,25 +47,16 @@ async def read_apart(path: Path) -> Parts:
     """Have the file read by a child of this process.
 
     Raises:
-        RoutesFileError: see `read_table`; or the child took too long, or ended without a word.
+        RoutesFileError: see `read_table`.
+        UnheardError: the child took too long, or ended without a word.
     """
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "paceline_router.table.reading", str(path)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
     try:
-        said, _ = await asyncio.wait_for(child.communicate(), READ_SECONDS)
-    except TimeoutError:
-        raise RoutesFileError(f"{path}: it takes longer than {READ_SECONDS:g} s to read; make it smaller") from None
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-    try:
+        said = await hear("paceline_router.table.reading", str(path))
         fault, parts = msgspec.msgpack.decode(said, type=tuple[str | None, dict[str, bytes]])
-    except msgspec.DecodeError:
-        raise RoutesFileError(f"{path}: the process that read it ended with code {child.returncode}") from None
+    except NotHeard as exc:
+        raise UnheardError(f"{path}: {exc}") from None
+    except msgspec.DecodeError as exc:
+        raise UnheardError(f"{path}: the process that read it was cut off ({exc})") from None
     if fault is not None:
         raise RoutesFileError(fault)
     return parts
@@ -82,8 +64,7 @@ async def read_apart(path: Path) -> Parts:
 
 def main() -> None:
     """The child: a message on standard output."""
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    keep_small()
     fault, parts = None, {}
     try:
         parts = dict(parts_of(Path(sys.argv[1])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import yaml
 
@@ -25,6 +25,9 @@ MAX_WRITTEN_OUT: Final = 64 * 1024 * 1024
 """Bytes with every alias written out, where each value counts for its characters and `NODE_BYTES`: half a million
 values, which is a file of some ten thousand services.
 """
+
+
+Mark: TypeAlias = tuple[int, int, int, int]
 
 
 class FileFault(ValueError):
@@ -83,6 +86,11 @@ def read_text(path: Path) -> str:
     except yaml.YAMLError as exc:
         raise FileFault(f"not YAML: {exc}") from exc
     return text
+
+
+def mark_of(found: os.stat_result) -> Mark:
+    """What differs once a file has been written, replaced, or made readable."""
+    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def check_kind(found: os.stat_result) -> None:

@@ -6,20 +6,18 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import yaml
-
-from paceline_router.table.yaml_file import FileFault, check_kind, read_text
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})(?:\s+\*?-)?", re.IGNORECASE)
 """Also as `sha256sum` prints it, with a dash for the name of the file."""
 
 _ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _OF_NOTHING = hashlib.sha256(b"").digest()
+
+MOST_PROBLEMS = 20
+"""Entries that are told one by one; of more there is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,13 @@ class Keys:
         entries: SHA-256 of a key → name of its entry, which begins with the tenant's name.
         trouble: why no key can be checked now, for people; empty when they can. Then every request is refused.
         problems: entries that are left out, each with the reason, for whoever made them.
+        outdated: why these are not the keys that are there now, but the last that could be read; empty when they are.
     """
 
     entries: Mapping[bytes, str] = field(default_factory=dict)
     trouble: str = ""
     problems: tuple[str, ...] = ()
+    outdated: str = ""
 
 
 def keys_from_secret(data: Mapping[str, Any] | None) -> Keys:
@@ -75,66 +75,26 @@ def keys_from_entries(entries: Mapping[str, str], problems: Iterable[str] = ()) 
             found[digest] = name
     for digest in twice:
         del found[digest]
+    if len(wrong) > MOST_PROBLEMS:
+        wrong[MOST_PROBLEMS:] = [f"and {len(wrong) - MOST_PROBLEMS} more"]
     return Keys(found, problems=tuple(wrong))
 
 
-def tenant_of_entry(entry: str, names: Iterable[str]) -> str:
+def tenant_of_entry(entry: str, names: Collection[str]) -> str:
     """The tenant that an entry is for: the longest of `names` that it is called after, else what is before the first
     dot. (A tenant's name may have dots itself.)
+
+    Args:
+        names: of the tenants, in something that finds one quickly, since there may be many entries.
     """
-    known = [name for name in names if entry == name or entry.startswith(name + ".")]
-    return max(known, key=len) if known else entry.partition(".")[0]
+    name = entry
+    while name:
+        if name in names:
+            return name
+        name = name.rpartition(".")[0]
+    return entry.partition(".")[0]
 
 
 def digest_of(key: bytes) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(key).digest()
-
-
-class KeysFile:
-    """`tenancy.keysFile`: a YAML or JSON mapping, name of the entry → hex SHA-256, read again when it changes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.keys = Keys(trouble=f"the file {path} has not been read yet")
-        self._seen: tuple[int, int, int] | None = (-1, -1, -1)
-
-    def refresh(self) -> bool:
-        """Read the file if it has changed; True when `keys` are new. A file that is gone or cannot be understood
-        leaves no key valid: revoking by deleting the file must work.
-        """
-        seen = self._stat()
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        self.keys = self._read()
-        return True
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-    def _read(self) -> Keys:
-        try:
-            check_kind(self.path.stat())
-        except OSError as exc:
-            return Keys(trouble=f"the file {self.path} cannot be read: {exc.strerror}")
-        except FileFault as exc:
-            return Keys(trouble=f"the file {self.path} is not read: {exc}")
-        try:
-            raw: Any = yaml.safe_load(read_text(self.path))
-        except OSError as exc:
-            return Keys(trouble=f"the file {self.path} cannot be read: {exc.strerror}")
-        except (yaml.YAMLError, RecursionError, ValueError):
-            # The parser's own words quote the file.
-            return Keys(trouble=f"the file {self.path} is not YAML")
-        if raw is None:
-            raw = {}
-        if not isinstance(raw, dict):
-            return Keys(trouble=f"the file {self.path} is not a mapping of names to hashes")
-        # YAML takes a hash of digits only for a number, and 12e34… too.
-        bad = [f"{name}: write the hash in quotes" for name, value in raw.items() if not isinstance(value, str)]
-        return keys_from_entries({str(name): value for name, value in raw.items() if isinstance(value, str)}, bad)

@@ -67,11 +67,10 @@ class Tenants:
         self._nobody.named = True  # never forgotten
 
     @property
-    def trouble(self) -> str:
-        """Why nobody gets in for want of keys, for whoever runs the service; empty where they can be checked."""
+    def keys(self) -> Keys:
+        """Those that requests are checked by; without any trouble where none are needed."""
         identity = self._spec.identity
-        by_key = identity is not None and identity.from_ is IdentitySource.API_KEY
-        return self._keys.trouble if by_key else ""
+        return self._keys if identity is not None and identity.from_ is IdentitySource.API_KEY else Keys()
 
     def __len__(self) -> int:
         """Tenants that are kept account of."""
@@ -114,7 +113,7 @@ class Tenants:
         elif keys.trouble:
             self.identify = self._without_keys
         else:
-            names = [tenant.name for tenant in self._specs.values()]
+            names = {tenant.name for tenant in self._specs.values()}
             self._owners = {digest: tenant_of_entry(entry, names).encode() for digest, entry in keys.entries.items()}
             self.identify = self._by_key
 
