@@ -12,6 +12,7 @@ import typer
 from paceline_crds.conditions import ConditionStatus, ConditionType
 from paceline_kube import EVENTS, Forbidden, JsonObject, KubeClient
 
+from . import scaling
 from .connection import (
     GOOD,
     NO,
@@ -38,6 +39,9 @@ SHOWN_EVENTS = 10
 def status(
     name: Annotated[str | None, typer.Argument(help="InferenceService. Left out: all of the namespace.")] = None,
     all_namespaces: AllNamespacesOption = False,
+    of_scaling: Annotated[
+        bool, typer.Option("--scaling", help="How many replicas pools should have by their load, and why.")
+    ] = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -46,6 +50,7 @@ def status(
     """What serves, and what is wrong.
 
     Exit code 1 where a service takes no requests (TrafficReady is False), 3 where that is not known, else 0.
+    With --scaling: 3 where a count is only held since something is not known, else 0.
 
     Examples:
 
@@ -54,11 +59,19 @@ def status(
       paceline status chat -n demo
 
       paceline status -A -o json
+
+      paceline status chat --scaling
     """
     only_one(name, all_namespaces, namespace)
 
     async def work(client: KubeClient, chosen: str) -> int:
         found = await patiently(services(client, chosen, name, all_namespaces), "the services")
+        if of_scaling:
+            if output is Output.JSON:
+                typer.echo(json.dumps([one for obj in found for one in scaling.decisions(obj)], indent=2))
+            else:
+                typer.echo("\n".join(scaling.lines(found, all_namespaces, time.time())))
+            return GOOD if scaling.is_known(found) else NOT_KNOWN
         if name is not None:
             [one] = found
             events, words = await patiently(_events(client, one), "events")

@@ -161,6 +161,7 @@ class Operator:
             events=self.recorder.counters,
             drift=self.drift.all,
             crd_lacks=lambda: self.schemas.lacks,
+            scaling=lambda: self.scaling.all(),
         )
         endpoint = None
         if options.health_port is not None:

@@ -13,7 +13,10 @@ from prometheus_client.registry import Collector
 
 from paceline_crds import metrics as catalogue
 
+from .scaling.told import UNKNOWN
+
 if TYPE_CHECKING:
+    from paceline_crds.status import ScalingStatus
     from paceline_kube import Informer
 
     from .drift.compare import Drift
@@ -58,6 +61,7 @@ class Metrics:
         events: Counters,
         drift: Callable[[], Mapping[tuple[str, str], Drift]],
         crd_lacks: Callable[[], Collection[str] | None],
+        scaling: Callable[[], Mapping[tuple[str, str], Mapping[str, ScalingStatus]]],
     ) -> None:
         """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
         self._shown(catalogue.OPERATOR_QUEUE_DEPTH, queue.depth)
@@ -66,6 +70,7 @@ class Metrics:
         self.registry.register(_Observed(informers, events))
         self.registry.register(_Drift(drift))
         self.registry.register(_Schemas(crd_lacks))
+        self.registry.register(_Scaling(scaling))
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serve `/metrics` from a thread; call the result to stop.
@@ -140,6 +145,21 @@ class _Schemas(Collector):
             family = _gauge(catalogue.OPERATOR_CRD_MISSING)
             family.add_metric([], len(lacks))
             yield family
+
+
+class _Scaling(Collector):
+    """What was decided, by pool; nothing for pools whose count follows no load, and before the first decision."""
+
+    def __init__(self, decided: Callable[[], Mapping[tuple[str, str], Mapping[str, ScalingStatus]]]) -> None:
+        self._decided = decided
+
+    def collect(self) -> Iterable[Metric]:
+        desired, active = _gauge(catalogue.OPERATOR_SCALING_DESIRED), _gauge(catalogue.OPERATOR_SCALING_ACTIVE)
+        for key, pools in self._decided().items():
+            for name, one in list(pools.items()):
+                desired.add_metric([*key, name], one.desired)
+                active.add_metric([*key, name], float(one.reason not in UNKNOWN))
+        yield from (desired, active)
 
 
 def _gauge(metric: catalogue.Metric) -> GaugeMetricFamily:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline_crds import metrics as catalogue
+from paceline_crds.status import ScalingStatus
 from paceline_kube import LEASES, Timing
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator.app import Operator, Options
@@ -275,6 +276,8 @@ async def test_metrics_are_exactly_those_of_the_catalogue(
     operator.drift._found["demo", "chat"] = Drift()  # nor has a service that was never looked at
     operator.drift._due["demo", "chat"] = float("inf")
     operator.schemas.lacks = ()  # nor is there anything to say before the CRDs were compared
+    decided = ScalingStatus(pool="default", desired=2, reason="Steady", since="2026-01-01T00:00:00Z")
+    operator.scaling.all = lambda: {("demo", "chat"): {"default": decided}}  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{operator._options.metrics_port}/metrics"
     async with running(operator), aiohttp.ClientSession() as session:
         await until(lambda: operator.metrics.registry.get_sample_value(errors, {"reason": "RuntimeError"}))

@@ -50,6 +50,19 @@ OPERATOR_CRD_MISSING = _metric(
     "Fields of this operator's CRDs that those of the cluster lack; absent until they were compared.",
     unit="fields",
 )
+OPERATOR_SCALING_DESIRED = _metric(
+    "paceline_scaling_desired_replicas",
+    "gauge",
+    "Replicas that a pool should have by its load; only of pools whose count follows it.",
+    (*SERVICE_LABELS, "pool"),
+    unit="replicas",
+)
+OPERATOR_SCALING_ACTIVE = _metric(
+    "paceline_scaling_active",
+    "gauge",
+    "1 while a pool's count is decided from known figures, 0 while it is only held since some are not known.",
+    (*SERVICE_LABELS, "pool"),
+)
 OPERATOR_QUEUE_DEPTH = _metric(
     "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
 )
