@@ -106,6 +106,16 @@ class ApplyBudget:
 Action = CreateRevision | ApplyConfigMap | ApplyDeployment | MoveTraffic | Delete | ApplyBudget
 
 
+def tidies(action: Action) -> bool:
+    """Whether nothing that is asked for hangs on an action: a budget only guards, and what nobody needs may wait.
+
+    A Deployment that is to go still has replicas, or takes the place of others: that one is waited for.
+    """
+    return isinstance(action, ApplyBudget) or (
+        isinstance(action, Delete) and action.kind in ("revision", "config", "budget")
+    )
+
+
 class Phase(enum.StrEnum):
     """Where a service stands, for people and metrics; nothing is decided by it."""
 

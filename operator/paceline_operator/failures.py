@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from paceline_crds.conditions import EXIT_CONFIG, EXIT_MODEL_INVALID, EXIT_MODEL_NOT_FOUND, Reason
 from paceline_crds.names import CONTAINER_RUNTIME
-from paceline_kube import JsonObject
+from paceline_kube import ApiError, Invalid, JsonObject
 
 MESSAGE_LIMIT = 600
 """Characters of another part's message that are passed on."""
@@ -185,8 +185,33 @@ def deployment_problem(deployment: JsonObject) -> Problem | None:
     return None
 
 
+_TOO_LARGE = ("entity too large", "request is too large", "larger than max")
+"""In the words of the API server, of etcd, and of the way to etcd."""
+
+_NO_TO_THE_OBJECT = ("denied the request", "denied request", "failed calling webhook", *_TOO_LARGE)
+"""How admission says no, with whatever status a webhook or a policy likes, and etcd."""
+
+
+def is_refusal(error: ApiError) -> bool:
+    """Whether the API server said no to the object itself, so that only somebody who mends it, or the rule, helps.
+
+    A value of a wrong type is a 500 in server-side apply; a webhook may say 409 or 429 and mean no.
+    """
+    if isinstance(error, Invalid) or error.status in (400, 403, 413):
+        return True
+    return any(words in error.message for words in ("failed to create typed patch object", *_NO_TO_THE_OBJECT))
+
+
 def refusal(attempt: str, message: str) -> Problem:
     """The API server refused what the operator tried; `attempt` says what that was."""
+    if any(words in message for words in _TOO_LARGE):
+        words = (
+            f"{message}: what the spec renders to has to fit in one object; write less under spec.pod, or fewer pools"
+        )
+        return Problem(Reason.POD_REFUSED, _cut(words), f"cannot {attempt}")
+    if 'is forbidden: User "' in message:
+        words = f"{_cut(message)}; give the operator this right (the chart's ClusterRole has it)"
+        return Problem(Reason.POD_REFUSED, words, f"cannot {attempt}")
     if "strict decoding error: unknown field" in message:
         # A record that lacks what was rendered would be no record; see the condition CRDOutdated.
         return Problem(Reason.FIELDS_MISSING, _cut(message), f"cannot {attempt}")

@@ -20,25 +20,25 @@ from paceline_kube import (
     PODDISRUPTIONBUDGETS,
     ApiError,
     Conflict,
-    Invalid,
     JsonObject,
     Key,
     KubeClient,
     NotFound,
     Resource,
     Store,
+    TooManyRequests,
     by_namespaced_label,
 )
 from paceline_kube.pods import is_ready
 from paceline_kube.store import IndexFunction
 
-from .actions import Phase, Plan
+from .actions import Phase, Plan, tidies
 from .apply import Applier, NameTaken, ServiceGone
 from .budgets import budgets
 from .drift.compare import Drift, World
 from .drift.repair import Repair, repair
 from .drift.world import world_of
-from .failures import Problem, refusal
+from .failures import Problem, is_refusal, refusal
 from .gather import RevisionReader, gather
 from .keys import has_keys, told_before
 from .observed import Observed
@@ -69,6 +69,9 @@ INDEX_SERVICE = "service"
 
 REFUSED_RETRY_SECONDS = 30.0
 """A refused child is tried again: a quota may have been raised, a policy changed."""
+
+LASTING_SECONDS = 30.0
+"""For which a write may fail for a reason that mostly passes (a 500, a kind that is not served) before it is told."""
 
 UNTOLD_SECONDS = 1.0
 UNSEEN_SECONDS = KEEP_SECONDS + 1.0
@@ -172,6 +175,7 @@ class Reconciler:
         self._counts_of = counts_of
         self._scaling_of = scaling_of
         self._repaired: dict[Key, float] = {}
+        self._failing: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
 
@@ -357,6 +361,7 @@ class Reconciler:
         self._written.forget(key)
         self._uids.pop(key, None)
         self._repaired.pop(key, None)
+        self._failing.pop(key, None)
         self._caches.records.forget(key)
         self._worlds.pop(key, None)
         self._pod_events.forget(key)
@@ -394,11 +399,23 @@ class Reconciler:
                 log.warning("%s/%s: %s", observed.namespace, observed.name, exc)
                 return Problem(Reason.RESOURCE_CONFLICT, str(exc))
             except ApiError as exc:
-                if not _is_refusal(exc):
+                if not is_refusal(exc) and not self._lasts(exc, (observed.namespace, observed.name)):
                     raise
                 log.warning("%s/%s: cannot %s: %s", observed.namespace, observed.name, action.sentence, exc)
-                return refusal(action.sentence, exc.message)
+                problem = refusal(action.sentence, exc.message)
+                if not tidies(action):
+                    return problem
+                # Nothing that was asked for waits for it; it is tried again when the service is looked at next.
+                self._recorder.event(service, type="Warning", reason="TidyingRefused", message=problem.sentence)
+        self._failing.pop((observed.namespace, observed.name), None)
         return None
+
+    def _lasts(self, error: ApiError, key: Key) -> bool:
+        """Whether an error that mostly passes has kept a service up for so long that people have to know."""
+        if isinstance(error, Conflict | TooManyRequests):
+            return False
+        now = time.monotonic()
+        return now - self._failing.setdefault(key, now) > LASTING_SECONDS
 
     def _next_look(
         self, key: Key, steps: Plan, observed: Observed, refused: Problem | None, mending: Repair
@@ -488,11 +505,6 @@ class Reconciler:
             self._recorder.event(service, type="Normal", reason="Ready", message=new["message"])
         elif new["reason"] not in QUIET:
             self._recorder.event(service, type="Warning", reason=new["reason"], message=new["message"])
-
-
-def _is_refusal(exc: ApiError) -> bool:
-    """Whether the API server said no to the object itself. A value of a wrong type is a 500 in server-side apply."""
-    return isinstance(exc, Invalid) or exc.status in (400, 403) or "failed to create typed patch object" in exc.message
 
 
 def _ready(conditions: Iterable[dict[str, Any]]) -> dict[str, Any]:
