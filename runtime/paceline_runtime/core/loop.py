@@ -1,4 +1,8 @@
-"""The step loop: read what the front end wants, run a step, send what came of it."""
+"""The step loop: read what the front end wants, run a step, send what came of it.
+
+Where a device runs the steps, a step's outputs are sent while the device is at work on the next one: it then waits for
+the host for less long. Without one they are sent at once, since the host computes the next step itself.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,12 @@ class Engine(Protocol):
 
     @property
     def idle(self) -> bool: ...
+    @property
+    def overlaps(self) -> bool: ...
     def add_request(self, message: AddRequest) -> None: ...
     def abort(self, request_id: str) -> bool: ...
-    def step(self) -> StepOutputs | None: ...
+    def begin(self) -> None: ...
+    def finish(self) -> StepOutputs | None: ...
     def delivered(self, seconds: float) -> None: ...
     def stats(self) -> EngineStats: ...
     def check_integrity(self) -> None: ...
@@ -54,6 +61,7 @@ class CoreLoop:
         self._stopped = False
         self._last_report = 0.0
         self._checked = True
+        self._unsent: StepOutputs | None = None
 
     def run(self) -> None:
         """Report ready, then step for as long as there is a front end.
@@ -67,19 +75,36 @@ class CoreLoop:
         while not self._stopped:
             for message in self._channel.receive(patience):
                 self._handle(message)
-            outputs = self._engine.step()
+            outputs = self._step()
             patience = 0.0
             if outputs is not None:
                 self._checked = False
-                started = time.monotonic()
-                self._send(outputs)
-                self._engine.delivered(time.monotonic() - started)
+                self._unsent = outputs
+                if not self._engine.overlaps or self._engine.idle:
+                    self._deliver()
             elif self._engine.idle:
                 self._rest()
                 patience = 0.0 if self._draining else HEARTBEAT_SECONDS
             else:
                 # Requests wait for something that no step of ours brings about, e.g. a place that a client frees.
                 patience = BLOCKED_SECONDS
+        self._deliver()
+
+    def _step(self) -> StepOutputs | None:
+        try:
+            self._engine.begin()
+        finally:
+            # Whatever becomes of this step, those before it have been made.
+            self._deliver()
+        return self._engine.finish()
+
+    def _deliver(self) -> None:
+        """Send what the last step made, if that was not done yet."""
+        outputs, self._unsent = self._unsent, None
+        if outputs is not None:
+            started = time.monotonic()
+            self._send(outputs)
+            self._engine.delivered(time.monotonic() - started)
 
     def _rest(self) -> None:
         if not self._checked:

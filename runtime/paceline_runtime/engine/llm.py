@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 
-import msgspec
 import torch
 
 from paceline_crds.runtime_config import RuntimeConfig
@@ -18,11 +17,10 @@ from paceline_runtime.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from paceline_runtime.model.runner import SequenceInput
 from paceline_runtime.model.sampling import check_sampling, likely, prompt_logprobs, sample
 
 from .answers import Answer, answer_of, prompt_positions, token_output
-from .request import Request
+from .begun import BegunStep, Seconds, Work, choices_of, num_logits, sequence_input
 from .scheduler import Batch, Refused, ScheduledSeq, Scheduler
 from .startup import start
 from .trace import StepTrace
@@ -54,6 +52,12 @@ class LLMEngine:
         self._steps = 0
         self._sequence = 0
         self._deliver_seconds = 0.0
+        self._begun: BegunStep | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """A step that was begun runs on a device of its own: until it is finished there is time for other work."""
+        return self._runner.overlaps
 
     @property
     def idle(self) -> bool:
@@ -76,26 +80,43 @@ class LLMEngine:
 
     def step(self) -> StepOutputs | None:
         """Run one step; `None` if there was nothing to do and nothing to tell."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Choose the next step and start it. Nothing but `finish` may follow."""
+        if self._begun is not None:
+            raise RuntimeError("a step was begun before the one before it was finished")
         started = time.monotonic()
         batch = self.scheduler.schedule(started)
         outputs = [token_output(request, [], ended, started) for request, ended in self.scheduler.take_ended()]
+        self._begun = step = BegunStep(started, batch, outputs)
+        if batch is None:
+            return
+        moving = time.monotonic()
+        step.batch = batch = self._move(batch)
+        moved = time.monotonic()
+        step.starts = [seq.request.num_computed for seq in batch.seqs]
+        step.seconds.prepare, step.seconds.sync = moving - started, moved - moving
+        if batch.seqs:
+            step.work = self._launch(batch, step.seconds)
+
+    def finish(self) -> StepOutputs | None:
+        """Wait for the step that was begun; `None` if there was nothing to do and nothing to tell."""
+        step, self._begun = self._begun, None
+        if step is None:
+            raise RuntimeError("no step was begun")
+        outputs, batch = step.outputs, step.batch
         if batch is None:
             events = self.scheduler.take_events()
             return StepOutputs(outputs, self.stats(), events) if outputs or events else None
-        moving = time.monotonic()
-        batch = self._move(batch)
-        moved = time.monotonic()
-        starts = [seq.request.num_computed for seq in batch.seqs]
-        phases = StepPhases(
-            prepare=moving - started, sync=moved - moving, forward=0, sample=0, update=0, deliver=self._deliver_seconds
-        )
-        if batch.seqs:
-            made, phases = self._compute(batch, phases)
-            outputs += made
+        if step.work is not None:
+            outputs += self._collect(batch, step.work, step.seconds)
         self._steps += 1
+        phases = step.seconds.phases(self._deliver_seconds)
         stats = self.stats(batch.num_tokens, len(batch.seqs), phases)
         if self._trace is not None:
-            self._trace.step(self._steps, started, batch, starts, phases, stats)
+            self._trace.step(self._steps, step.started, batch, step.starts, phases, stats)
         return StepOutputs(outputs, stats, self.scheduler.take_events())
 
     def delivered(self, seconds: float) -> None:
@@ -149,37 +170,54 @@ class LLMEngine:
         self._mover.copy(batch.copies)
         return batch
 
-    def _compute(self, batch: Batch, phases: StepPhases) -> tuple[list[TokenOutput], StepPhases]:
-        """Forward, sample, update; the outputs, and the phases with these three in them."""
+    def _launch(self, batch: Batch, seconds: Seconds) -> Work:
+        """Give a batch to the device."""
         started = time.monotonic()
         wanted = [self._positions(seq) for seq in batch.seqs]
-        step = self._runner.prepare([_input(seq, positions) for seq, positions in zip(batch.seqs, wanted, strict=True)])
-        choices, rows = _choices(batch, wanted)
+        counts = [num_logits(seq, positions) for seq, positions in zip(batch.seqs, wanted, strict=True)]
+        step = self._runner.prepare([sequence_input(seq, n) for seq, n in zip(batch.seqs, counts, strict=True)])
+        choices, rows = choices_of(batch, counts)
         states = [answer_of(request, self._eos, self._vocab_size).sampling for request in choices]
         scored = any(seq.request.sampling.prompt_logprobs is not None for seq in batch.seqs)
         plain = not scored and not any(state.needs for state in states)
-        prepared = time.monotonic()
-        launched = self._runner.launch_greedy(step) if plain else None
-        logits = self._runner.forward(step) if launched is None else None
-        forwarded = time.monotonic()
-        likeliest = launched() if launched is not None else None
+        work = Work(wanted, counts, choices, rows, states, prepared=time.monotonic())
+        if plain:
+            work.likeliest = self._runner.launch_greedy(step)
+        else:
+            work.logits = self._runner.forward(step)
+        launched = time.monotonic()
+        seconds.prepare += work.prepared - started
+        seconds.forward = launched - work.prepared
+        if self.overlaps:
+            self.scheduler.advance(batch)
+            work.advanced = True
+            seconds.update = time.monotonic() - launched
+        return work
+
+    def _collect(self, batch: Batch, work: Work, seconds: Seconds) -> list[TokenOutput]:
+        """Wait for the device, sample, update; the outputs."""
+        waiting = time.monotonic()
+        choices, logits = work.choices, work.logits
+        likeliest = work.likeliest() if work.likeliest is not None else []
         if logits is not None:
             self._runner.synchronize()
         synced = time.monotonic()
         prompts: dict[str, list[TokenLogprob | None]] = {}
         if logits is not None:
-            prompts = self._prompt_logprobs(batch, wanted, logits)
+            prompts = self._prompt_logprobs(batch, work, logits)
             for request in choices:
                 # Of several answers to a prompt, the one that computed it told all there is to tell.
                 answer_of(request, self._eos, self._vocab_size).reported = request.prompt_len
-            made = sample(logits, states, rows)
+            made = sample(logits, work.states, work.rows)
         else:
-            made = [likely(*(likeliest or ())[row]) for row in rows]
+            made = [likely(*likeliest[row]) for row in work.rows]
         sampled = {request.request_id: one for request, one in zip(choices, made, strict=True)}
         sampled_at = time.monotonic()
         tokens = {request_id: one.token for request_id, one in sampled.items()}
+        if not work.advanced:
+            self.scheduler.advance(batch)
         outputs = []
-        for request, new, ended in self.scheduler.update(batch, tokens, sampled_at):
+        for request, new, ended in self.scheduler.enter(batch, tokens, sampled_at):
             one = sampled.get(request.request_id)
             if isinstance(request.sampling_state, Answer) and new and ended is None:
                 request.sampling_state.sampling.append(new[0])
@@ -191,29 +229,22 @@ class LLMEngine:
         requests = {seq.request.request_id: seq.request for seq in batch.seqs}
         for request_id, entries in prompts.items():  # of prompts that go on
             outputs.append(token_output(requests[request_id], [], None, sampled_at, prompt_logprobs=entries))
-        self.scheduler.observe(sampled_at - prepared, batch)
-        updated = time.monotonic()
-        return outputs, msgspec.structs.replace(
-            phases,
-            prepare=phases.prepare + prepared - started,
-            forward=forwarded - prepared,
-            sync=phases.sync + synced - forwarded,
-            sample=sampled_at - synced,
-            update=updated - sampled_at,
-        )
+        self.scheduler.observe(sampled_at - work.prepared, batch)
+        seconds.sync += synced - waiting
+        seconds.sample = sampled_at - synced
+        seconds.update += time.monotonic() - sampled_at
+        return outputs
 
     def _positions(self, seq: ScheduledSeq) -> range:
         if seq.request.sampling.prompt_logprobs is not None:
             answer_of(seq.request, self._eos, self._vocab_size)
         return prompt_positions(seq.request, seq.count)
 
-    def _prompt_logprobs(
-        self, batch: Batch, wanted: list[range], logits: torch.Tensor
-    ) -> dict[str, list[TokenLogprob | None]]:
+    def _prompt_logprobs(self, batch: Batch, work: Work, logits: torch.Tensor) -> dict[str, list[TokenLogprob | None]]:
         """What is to be told of prompts, by request."""
         found: dict[str, list[TokenLogprob | None]] = {}
         row = 0
-        for seq, positions in zip(batch.seqs, wanted, strict=True):
+        for seq, positions, rows in zip(batch.seqs, work.wanted, work.counts, strict=True):
             request, count = seq.request, seq.request.sampling.prompt_logprobs
             if count is not None:
                 answer = answer_of(request, self._eos, self._vocab_size)
@@ -224,7 +255,7 @@ class LLMEngine:
                 answer.reported += len(entries)
                 if entries:
                     found[request.request_id] = entries
-            row += _num_logits(seq, positions)
+            row += rows
         return found
 
     def _check_values(self, message: AddRequest) -> None:
@@ -238,27 +269,3 @@ class LLMEngine:
             check_sampling(message.sampling, self._vocab_size, len(message.prompt_token_ids))
         except ValueError as error:
             raise Refused(RejectCode.INVALID, str(error)) from None
-
-
-def _num_logits(seq: ScheduledSeq, positions: range) -> int:
-    """Rows of logits that the model is asked for: all from the first wanted position on, or the last one, or none."""
-    if positions:
-        return seq.request.num_computed + seq.count - positions.start
-    return 1 if seq.samples else 0
-
-
-def _choices(batch: Batch, wanted: list[range]) -> tuple[list[Request], list[int]]:
-    """Who gets a token, and from which row of logits."""
-    choices: list[Request] = []
-    rows: list[int] = []
-    end = 0
-    for seq, positions in zip(batch.seqs, wanted, strict=True):
-        end += _num_logits(seq, positions)
-        choices += seq.choices
-        rows += [end - 1] * len(seq.choices)
-    return choices, rows
-
-
-def _input(seq: ScheduledSeq, positions: range) -> SequenceInput:
-    request, start = seq.request, seq.request.num_computed
-    return SequenceInput(request.tokens[start : start + seq.count], start, request.blocks, _num_logits(seq, positions))

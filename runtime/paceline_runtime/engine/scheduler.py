@@ -35,8 +35,8 @@ Result = tuple[Request, list[int], Finished | None]
 class Scheduler:
     """Queues requests and makes batches of them. Not thread-safe: called between steps only.
 
-    A step is `schedule`, the batch's transfers (if any; then `transferred`), its copies, the forward, `update`,
-    `observe`. After it there may be news in `take_ended` and `take_events`.
+    A step is `schedule`, the batch's transfers (if any; then `transferred`), its copies, the forward, `update` (or its
+    two halves), `observe`. After it there may be news in `take_ended` and `take_events`.
     """
 
     def __init__(
@@ -212,22 +212,22 @@ class Scheduler:
         return Batch(seqs, batch.copies, batch.transfers)
 
     def update(self, batch: Batch, sampled: Mapping[str, int | None], now: float | None = None) -> list[Result]:
-        """Enter what a step computed.
+        """Enter what a step computed: `advance`, then `enter`."""
+        self.advance(batch)
+        return self.enter(batch, sampled, now)
+
+    def advance(self, batch: Batch) -> None:
+        """Enter that a step's tokens are in the cache, once the device was given it: this does not need its results.
+
+        Until `enter` nothing else may be called.
 
         Args:
             batch: as `schedule` (or `transferred`) returned it.
-            sampled: request id → new token, for each request in the `choices` of each sequence; `None` where the logits
-                were no numbers.
-
-        Returns:
-            For each answer that was to get a token or ended: the request, its new tokens, and how it ended, if it did.
         """
-        self._now = self._now if now is None else now
         self.blocks.commit()
-        results: list[Result] = []
         books, totals = self._books, self.totals
         for seq in batch.seqs:
-            request, count, choices = seq.request, seq.count, seq.choices
+            request, count = seq.request, seq.count
             before = request.num_computed
             after = request.num_computed = before + count
             if count > 1 or before < request.prompt_len:
@@ -239,7 +239,24 @@ class Scheduler:
             if made > 0:
                 books.tenants.serve(request.tenant, made)
             request.most_computed = max(request.most_computed, after)
-            if not choices and after == request.max_len:  # no token is wanted
+
+    def enter(self, batch: Batch, sampled: Mapping[str, int | None], now: float | None = None) -> list[Result]:
+        """Enter a step's new tokens, after `advance`.
+
+        Args:
+            batch: the same.
+            sampled: request id → new token, for each request in the `choices` of each sequence; `None` where the logits
+                were no numbers.
+
+        Returns:
+            For each answer that was to get a token or ended: the request, its new tokens, and how it ended, if it did.
+        """
+        self._now = self._now if now is None else now
+        results: list[Result] = []
+        books = self._books
+        for seq in batch.seqs:
+            request, choices = seq.request, seq.choices
+            if not choices and request.num_computed == request.max_len:  # no token is wanted
                 results += [(answer, [], Finished(FinishReason.LENGTH)) for answer in books.join(request)]
             if choices and request.forks:
                 books.join(request)

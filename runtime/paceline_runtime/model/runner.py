@@ -47,6 +47,7 @@ class ModelRunner:
     Attributes:
         kernels: what runs the network: `native-avx512bf16`, `native-avx512`, `native-avx2`, `torch` or, on a GPU,
             `triton`.
+        overlaps: the device works beside the host: a launch returns before its work is done.
         kv_cache: a (key, value) pair for each layer, contiguous, the block's number first; what is inside a block is
             the kernels' own affair. Empty before `allocate_cache`.
     """
@@ -63,6 +64,7 @@ class ModelRunner:
         graphs: bool = True,
     ) -> None:
         self.device, self.dtype, self.weight_dtype = device, dtype, weight_dtype or dtype
+        self.overlaps = device.type == "cuda"
         self.block_size, self.num_blocks = block_size, 0
         self.kv_cache: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.model: NativeLlama | TorchLlama

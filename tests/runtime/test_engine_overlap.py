@@ -1,0 +1,249 @@
+"""A step's outputs are sent, and it is entered in the books, while the device is at work; all else stays as it was.
+
+The device here is a CPU that does nothing until it is waited for: the latest that any device could read its inputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from paceline_runtime.config import resolve
+from paceline_runtime.core.loop import CoreLoop
+from paceline_runtime.engine.llm import LLMEngine
+from paceline_runtime.messages import (
+    Abort,
+    AddRequest,
+    CoreMessage,
+    Drain,
+    EngineStats,
+    FrontMessage,
+    SamplingParams,
+    StepOutputs,
+    TokenOutput,
+)
+from paceline_runtime.model.device.graphs import DecodeGraphs, no_graphs
+from paceline_runtime.model.inputs import SequenceInput
+from paceline_runtime.model.torch_llama import TorchLlama, TorchStep
+
+Story = list[tuple[str, object]]
+
+
+class LateDevice:
+    """A model whose steps are computed, in order, when somebody waits for one.
+
+    Attributes:
+        story: what happened, in order.
+    """
+
+    def __init__(self, model: TorchLlama, story: Story) -> None:
+        self._model, self._queue, self.story = model, list[Callable[[], None]](), story
+
+    def prepare(self, seqs: Sequence[SequenceInput]) -> TorchStep:
+        return self._model.prepare(seqs)
+
+    def forward(self, step: TorchStep) -> torch.Tensor:
+        self.story.append(("launch", None))
+        logits = torch.full((step.rows, self._model.spec.vocab_size), torch.nan)
+
+        def compute() -> None:
+            logits.copy_(self._model.forward(step))
+
+        self._queue.append(compute)
+        return logits
+
+    def launch_greedy(self, step: TorchStep) -> Callable[[], list[tuple[int, float]]]:
+        self.story.append(("launch", None))
+        found: list[tuple[int, float]] = []
+        self._queue.append(lambda: found.extend(self._model.launch_greedy(step)()))
+
+        def wait() -> list[tuple[int, float]]:
+            self.wait()
+            return found
+
+        return wait
+
+    def wait(self) -> None:
+        self.story.append(("wait", None))
+        for job in self._queue:
+            job()
+        self._queue.clear()
+
+
+class Script:
+    """The front end's side: which messages are there at the loop's n-th look, and what it was sent."""
+
+    def __init__(self, messages: dict[int, list[FrontMessage]], story: Story) -> None:
+        self._messages, self._story, self._looks = messages, story, 0
+        self.sent: list[CoreMessage] = []
+
+    def receive(self, timeout: float) -> list[FrontMessage]:
+        self._looks += 1
+        if self._looks > max(self._messages, default=0):
+            return [Drain()]
+        return self._messages.get(self._looks, [])
+
+    def send(self, message: CoreMessage) -> None:
+        self.sent.append(message)
+        if isinstance(message, StepOutputs):
+            self._story.append(("send", [output.request_id for output in message.outputs]))
+
+
+def run(folder: Path, messages: dict[int, list[FrontMessage]], *, late: bool, **flags: Any) -> tuple[Script, Story]:
+    """A core's whole life on the CPU, or on a late device."""
+    defaults = {"max_model_len": 128, "kv_cache_memory": "132Ki", "max_batched_tokens": 64, "max_num_seqs": 6}
+    engine = LLMEngine(resolve(source=folder.as_uri(), flags={**defaults, **flags}, environ={}))
+    story: Story = []
+    runner, scheduler = engine._runner, engine.scheduler
+    model = runner.model
+    assert isinstance(model, TorchLlama)
+    model._graphs = DecodeGraphs(no_graphs)
+    model.capture(model.sizes_to_capture(6))
+    if late:
+        device: Any = LateDevice(model, story)
+        runner.model, runner.overlaps = device, True
+        runner.synchronize = device.wait  # type: ignore[method-assign]
+
+    schedule = scheduler.schedule
+
+    def watched(now: float) -> Any:
+        batch = schedule(now)
+        seqs = () if batch is None else batch.seqs
+        plan = [(seq.request.request_id, seq.count, list(seq.request.blocks)) for seq in seqs]
+        story.append(("batch", (plan, [(p.reason, p.way, p.count) for p in scheduler.preemptions()])))
+        return batch
+
+    scheduler.schedule = watched  # type: ignore[method-assign]
+    script = Script(messages, story)
+    CoreLoop(engine, script).run()  # type: ignore[arg-type]
+    engine.check_integrity()
+    assert engine.idle
+    assert engine.stats().kv_blocks_used == 0
+    return script, story
+
+
+def plain(outputs: Sequence[CoreMessage]) -> list[tuple[object, ...]]:
+    """What a client could tell apart, in order."""
+    return [
+        (
+            *(one.request_id, one.new_token_ids, one.finish_reason, one.stop_token_id, one.num_preemptions),
+            *(one.logprobs, one.prompt_logprobs, one.num_cached_tokens, one.message),
+        )
+        if isinstance(one, TokenOutput)
+        else (type(one).__name__,)
+        for message in outputs
+        for one in (message.outputs if isinstance(message, StepOutputs) else [message])
+    ]
+
+
+def counts(outputs: Sequence[CoreMessage]) -> list[tuple[int, ...]]:
+    stats: list[EngineStats] = [m.stats for m in outputs if isinstance(m, StepOutputs) and m.stats.batch_seqs]
+    return [
+        (s.step, s.running, s.waiting, s.kv_blocks_used, s.kv_blocks_cached, s.preemptions_total, s.batch_tokens)
+        for s in stats
+    ]
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> dict[int, list[FrontMessage]]:
+    """Requests of all kinds that come, and some that are cancelled, at any step."""
+    messages: dict[int, list[FrontMessage]] = {}
+    for i in range(draw(st.integers(2, 9))):
+        at, length = draw(st.integers(1, 12)), draw(st.sampled_from((1, 15, 16, 17, 50, 90)))
+        drawn = draw(st.booleans())
+        sampling = SamplingParams(
+            max_tokens=draw(st.integers(1, 30)),
+            temperature=0.9 if drawn else 0.0,
+            top_p=draw(st.sampled_from((1.0, 0.8))),
+            seed=i,
+            stop_token_ids=draw(st.lists(st.integers(0, 383), max_size=40)),
+            logprobs=draw(st.sampled_from((None, None, 1))),
+            prompt_logprobs=draw(st.sampled_from((None, None, None, 1))),
+        )
+        forks = [f"r{i}-b", f"r{i}-c"] if draw(st.sampled_from((False, False, True))) else []
+        messages.setdefault(at, []).append(
+            AddRequest(
+                request_id=f"r{i}",
+                prompt_token_ids=[(j * 7 + i % 3) % 380 + 3 for j in range(length)],
+                sampling=sampling,
+                fork_ids=forks,
+                arrival_time=time.monotonic(),
+            )
+        )
+        if draw(st.booleans()):
+            later = at + draw(st.integers(0, 20))
+            messages.setdefault(later, []).append(Abort([draw(st.sampled_from([f"r{i}", *forks]))]))
+    return messages
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(scripts(), st.booleans())
+def test_tokens_stops_cancels_and_preemptions_are_those_of_a_host_that_waits(
+    tiny_model_dir: Path, script: dict[int, list[FrontMessage]], scarce: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_NATIVE", "0")
+        flags = {"kv_cache_memory": "68Ki"} if scarce else {}
+        (one, first), (other, second) = (run(tiny_model_dir, script, late=late, **flags) for late in (False, True))
+    assert plain(other.sent) == plain(one.sent)
+    assert counts(other.sent) == counts(one.sent)
+    assert [what for kind, what in second if kind == "batch"] == [what for kind, what in first if kind == "batch"]
+
+
+def requests(count: int) -> dict[int, list[FrontMessage]]:
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    return {
+        1: [
+            AddRequest(request_id=str(i), prompt_token_ids=[5 + i, 6], sampling=sampling, arrival_time=0.0)
+            for i in range(count)
+        ]
+    }
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
+def test_outputs_are_sent_while_a_device_works_and_at_once_without_one(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    _, story = run(tiny_model_dir, requests(2), late=late)
+    kinds = [kind for kind, _ in story]
+    if late:
+        # The last one is not kept back: there is no step after it.
+        step = ["batch", "launch"]
+        assert kinds == [*step, "wait", *(*step, "send", "wait") * 3, "send", "batch"]
+    else:
+        assert kinds == [*("batch", "send") * 4, "batch"]
+
+
+def test_what_was_made_is_sent_even_if_the_next_step_fails(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    launches = 0
+    launch = LateDevice.launch_greedy
+
+    def fails_third(self: LateDevice, step: TorchStep) -> Callable[[], list[tuple[int, float]]]:
+        nonlocal launches
+        launches += 1
+        if launches == 3:
+            raise RuntimeError("the device is gone")
+        return launch(self, step)
+
+    monkeypatch.setattr(LateDevice, "launch_greedy", fails_third)
+    sent: list[CoreMessage] = []
+    monkeypatch.setattr(Script, "send", lambda self, message: sent.append(message))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run(tiny_model_dir, requests(1), late=True)
+    assert [len(m.outputs[0].new_token_ids) for m in sent if isinstance(m, StepOutputs)] == [1, 1]
