@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from paceline_crds.sketch import Sketch
 
-from .tally import Share
+from .share import Share
 
 
 class Signal(enum.StrEnum):

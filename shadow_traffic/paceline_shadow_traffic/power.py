@@ -12,7 +12,7 @@ from paceline_crds.sketch import Sketch
 
 from .evidence import MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
 from .sequential import Interval
-from .tally import NOTHING, Share
+from .share import NOTHING, Share
 from .verdict import FEWEST_WINDOWS, Gate, judge_gate
 
 FARTHEST = 30 * 86400.0

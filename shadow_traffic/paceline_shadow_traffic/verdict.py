@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from .evidence import MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
 from .sequential import Interval, Unknown, dispersion, interval, joint_interval, mean_of, quantile_of
+from .share import NOTHING, Share
 from .spread import RESOLUTION_PERCENT, Spread, below
-from .tally import NOTHING, Share
 
 ALPHA = 0.05
 """False alarms that a whole rollout may have: shared by its gates, pools, shapes and steps (Bonferroni)."""

@@ -12,7 +12,7 @@ import pytest
 from paceline_crds.sketch import Sketch
 from paceline_shadow_traffic.evidence import Seen, Signal, Window
 from paceline_shadow_traffic.power import Traffic, prospect
-from paceline_shadow_traffic.tally import Share
+from paceline_shadow_traffic.share import Share
 from paceline_shadow_traffic.verdict import DEFAULT_GATES, Gate, Outcome, Verdict, judge, judge_gate
 
 ALPHA = 0.05 / 21

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline_crds.sketch import EDGES, Sketch
 from paceline_shadow_traffic.evidence import Seen, Signal, Window
-from paceline_shadow_traffic.tally import Share
+from paceline_shadow_traffic.share import Share
 
 TTFT, TPOT = (0.30, 0.6), (0.030, 0.25)
 """Median, seconds, and spread of the logarithm."""

@@ -1,0 +1,144 @@
+"""What a staged rollout is asked to do, and what is seen of it. Values only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline_shadow_traffic.verdict import Verdict
+
+
+class OnNotKnown(enum.StrEnum):
+    """What happens when a step's time is over and nothing is known."""
+
+    PAUSE = "Pause"
+    CONTINUE = "Continue"
+    ROLLBACK = "Rollback"
+
+
+class OnBreach(enum.StrEnum):
+    """What happens when a gate is worse."""
+
+    ROLLBACK = "Rollback"
+    PAUSE = "Pause"
+
+
+class Action(enum.StrEnum):
+    """What a person may order. Promote: all traffic at once; Skip: the next step; Abort: back to the base."""
+
+    PROMOTE = "Promote"
+    SKIP = "Skip"
+    ABORT = "Abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A person's order. It counts once, and for its revision only.
+
+    Attributes:
+        id: of this order; another one has another.
+        who, why: are recorded.
+    """
+
+    id: str
+    revision: str
+    action: Action
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A share of the traffic, and how long it is watched.
+
+    Attributes:
+        weight: the candidate's whole percent, 1 to 100.
+        hold: seconds that it is watched at the least.
+        most: seconds after which a verdict that is not known counts as that.
+        replicas: of the candidate; None: as its weight asks for.
+    """
+
+    weight: int
+    hold: float
+    most: float
+    replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a revision is rolled out.
+
+    Attributes:
+        steps: rising weights, the last one 100.
+        shadow: times of the shadow step (its weight is not looked at), or None for none.
+    """
+
+    steps: tuple[Step, ...]
+    shadow: Step | None = None
+    on_not_known: OnNotKnown = OnNotKnown.PAUSE
+    on_breach: OnBreach = OnBreach.ROLLBACK
+
+    def __post_init__(self) -> None:
+        weights = [step.weight for step in self.steps]
+        if not weights or weights != sorted(set(weights)) or weights[0] < 1 or weights[-1] != 100:
+            raise ValueError(f"steps have the weights {weights}; write rising ones from 1 on that end with 100")
+        for step in (*self.steps, *([self.shadow] if self.shadow else [])):
+            if not 0.0 <= step.hold <= step.most:
+                raise ValueError(
+                    f"a step holds for {step.hold} s of at most {step.most}; write a maximum of at least the hold"
+                )
+            if step.replicas is not None and step.replicas < 1:
+                raise ValueError(f"a step has {step.replicas} replicas; write 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the spec asks for now.
+
+    Attributes:
+        revision: that should serve in the end.
+        order: the order that stands, whether it was followed or not.
+        paused: nothing is given more traffic; a rollback goes on.
+    """
+
+    revision: str
+    policy: Policy
+    order: Order | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict, with what it is about: one of another step or of other weights counts for nothing.
+
+    Attributes:
+        generation: of the traffic that was judged.
+        step: as in `State.step`.
+    """
+
+    generation: int
+    step: int
+    verdict: Verdict
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The world.
+
+    Attributes:
+        total: replicas that the load asks for, both revisions together; 0 where the service is at zero.
+        free: replicas that would find a place beside those that are there; None where that is not known.
+        ready: ready replicas by revision.
+        acknowledged: the lowest generation of traffic that every ready router follows; None where not known.
+        judgement: the newest verdict; None where there is none.
+        broken: why the candidate cannot start, where that is certain (for example a model that is not found).
+    """
+
+    total: int
+    free: int | None
+    ready: Mapping[str, int] = field(default_factory=dict)
+    acknowledged: int | None = None
+    judgement: Judgement | None = None
+    broken: str | None = None
