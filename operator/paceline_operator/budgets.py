@@ -25,6 +25,6 @@ def budgets(observed: Observed, desired: Desired, phase: Phase) -> tuple[ApplyBu
     gone = [
         Delete("budget", budget.name, budget.uid, budget.resource_version)
         for budget in observed.budgets
-        if budget.name not in wanted and budget.owner is not Ownership.FOREIGN
+        if budget.name not in wanted and budget.owner is not Ownership.FOREIGN and not budget.deleting
     ]
     return (*made, *gone)

@@ -143,6 +143,11 @@ def _made_by_us(obj: JsonObject, service: str) -> bool:
     return bool(obj["metadata"]["name"] == budget_name(service, str(pool)))
 
 
+def _is_deleting(obj: JsonObject) -> bool:
+    """Whether it is to go; somebody's finalizer may keep it for long."""
+    return bool(obj["metadata"].get("deletionTimestamp"))
+
+
 def _labels(obj: JsonObject) -> dict[str, str]:
     return obj["metadata"].get("labels") or {}
 
@@ -165,6 +170,7 @@ def _revision(obj: JsonObject, uid: str, service: str, parsed: InferenceRevision
         owner=ownership(obj, uid, service),
         parsed=parsed,
         traffic=None if annotation is None else Traffic.from_json(metadata["name"], annotation),
+        deleting=_is_deleting(obj),
         start_ups=start_ups_of(obj),
     )
 
@@ -183,7 +189,7 @@ def _deployment(obj: JsonObject, uid: str, service: str) -> DeploymentView:
         replicas=int(spec.get("replicas", 1)),
         existing=int(status.get("replicas") or 0),
         owner=ownership(obj, uid, service),
-        deleting=bool(obj["metadata"].get("deletionTimestamp")),
+        deleting=_is_deleting(obj),
         labelled=hash_labels == (pool, pool_hash) and expected.items() <= labels.items(),
         problem=deployment_problem(obj),
     )
@@ -196,11 +202,17 @@ def _config_map(obj: JsonObject, uid: str, service: str) -> ConfigMapView:
         pool=labels.get(LABEL_POOL, ""),
         hash=labels.get(LABEL_POOL_HASH, ""),
         owner=ownership(obj, uid, service),
+        deleting=_is_deleting(obj),
     )
 
 
 def _budget(obj: JsonObject, uid: str, service: str) -> BudgetView:
-    return BudgetView(**_identity(obj), pool=_labels(obj).get(LABEL_POOL, ""), owner=ownership(obj, uid, service))
+    return BudgetView(
+        **_identity(obj),
+        pool=_labels(obj).get(LABEL_POOL, ""),
+        owner=ownership(obj, uid, service),
+        deleting=_is_deleting(obj),
+    )
 
 
 def _pod(obj: JsonObject, said: Sequence[JsonObject] = ()) -> PodView:
@@ -216,7 +228,7 @@ def _pod(obj: JsonObject, said: Sequence[JsonObject] = ()) -> PodView:
         hash=labels.get(LABEL_POOL_HASH, ""),
         # What has ended may have been ready at its last word.
         ready=not over and ready is not None,
-        terminating=bool(obj["metadata"].get("deletionTimestamp")),
+        terminating=_is_deleting(obj),
         over=over,
         problem=pod_problem(obj, said),
         uid=uid,

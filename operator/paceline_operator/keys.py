@@ -21,8 +21,11 @@ ADVICE = "make the Secret, and name it in the chart's value router.keySecrets, s
 
 def has_keys(service: JsonObject) -> bool:
     """Whether requests to a service need keys of a Secret."""
-    identity = ((service.get("spec") or {}).get("tenancy") or {}).get("identity") or {}
-    return bool(identity.get("from") == IdentitySource.API_KEY)
+    part: Any = service
+    for name in ("spec", "tenancy", "identity", "from"):
+        # Field by field: one spec that cannot be read must not keep the others from being asked about.
+        part = part.get(name) if isinstance(part, dict) else None
+    return bool(part == IdentitySource.API_KEY)
 
 
 def unreadable(pages: Iterable[Mapping[str, Any]]) -> dict[Key, str] | None:

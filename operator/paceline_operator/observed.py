@@ -102,6 +102,7 @@ class RevisionView:
     owner: Ownership
     parsed: InferenceRevision | None
     traffic: Traffic | None
+    deleting: bool = False
     start_ups: Mapping[str, Range] = field(default_factory=dict)
 
     @property
@@ -142,6 +143,7 @@ class ConfigMapView:
     pool: str
     hash: str
     owner: Ownership
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ class BudgetView:
     resource_version: str
     pool: str
     owner: Ownership
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

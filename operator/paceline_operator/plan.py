@@ -277,7 +277,8 @@ def _tidy(observed: Observed, desired: Desired, serving: RevisionView | None) ->
     needed |= {child_name(observed.name, pool) for pool in serving.pools} if serving else set()
     needed |= {d.name for d in observed.deployments}
     for config in observed.config_maps:
-        if config.name not in needed and config.owner is not Ownership.FOREIGN and not observed.pods_of(config.hash):
+        stays = config.name in needed or config.deleting or config.owner is Ownership.FOREIGN
+        if not stays and not observed.pods_of(config.hash):
             yield _delete("config", config)
 
     own_hashes = {pool.hash for pool in desired.pools}
@@ -289,6 +290,7 @@ def _tidy(observed: Observed, desired: Desired, serving: RevisionView | None) ->
         and (serving is None or r.name != serving.name)
         and (observed.traffic is None or r.name != observed.traffic.revision)
         and r.owner is not Ownership.FOREIGN
+        and not r.deleting
         and not running.intersection(pool.hash for pool in r.pools)
     ]
     idle.sort(key=lambda r: (r.created, r.name), reverse=True)

@@ -145,7 +145,8 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, seconds: float) -> None:
         """The key needs work in so many seconds."""
-        if seconds <= 0:
+        if not seconds > 0:
+            # Not a number either: a due time that compares with nothing would hold up every other.
             self.add(key)
         elif not self._closed:
             self._schedule.add_at(key, self._clock() + seconds)

@@ -315,6 +315,8 @@ class Reconciler:
         try:
             await Applier(self._client, self._recorder, self._written, service, observed).put_back(lost)
         except (NameTaken, ApiError) as exc:
+            if isinstance(exc, ApiError) and not is_refusal(exc):
+                raise
             log.warning("%s/%s: the record of the traffic cannot be put back: %s", *key, exc)
             return False
         return True

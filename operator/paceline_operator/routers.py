@@ -23,6 +23,10 @@ ADMIN_SECRET = "paceline-router-admin"
 ADMIN_SECRET_KEY = "token"
 ROUTES_PATH = "/v1/paceline/routes"
 ASK_TIMEOUT = 2.0
+NO_TOKEN = (
+    f"the Secret {ADMIN_SECRET} has no token of printable ASCII under {ADMIN_SECRET_KEY}: delete it, and the operator "
+    "makes another"
+)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 """Of one router: it is not there, or answers something else."""
 LABEL_COMPONENT = "app.kubernetes.io/component"
@@ -60,7 +64,12 @@ async def ensure_admin_secret(client: KubeClient, namespace: str) -> str:
 
 
 def _token(secret: JsonObject) -> str:
-    return base64.b64decode((secret.get("data") or {}).get(ADMIN_SECRET_KEY, "")).decode()
+    """As the routers read it from their file; empty where it is none that a header can carry."""
+    try:
+        token = base64.b64decode((secret.get("data") or {}).get(ADMIN_SECRET_KEY, "")).decode().strip()
+    except ValueError:
+        token = ""
+    return token if token.isascii() and token.isprintable() else ""
 
 
 def view_of(router: str, answer: Mapping[str, Any], service: str) -> RouterView:
@@ -147,8 +156,10 @@ class Routers:
             return RouterView(name, None, str(exc) or type(exc).__name__)
 
     async def _get(self, url: str) -> Mapping[str, Any]:
-        if self._token is None:
+        if not self._token:
             await self.prepare()
+        if not self._token:
+            raise ValueError(NO_TOKEN)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT))
         for attempt in (1, 2):

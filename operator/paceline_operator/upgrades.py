@@ -51,7 +51,7 @@ def read_order(annotations: Mapping[str, str]) -> Order | None:
     try:
         raw = json.loads(text)
         order = Order(str(raw["at"]), str(raw["image"]), int(raw["hashVersion"]), str(raw.get("why") or ""))
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise InvalidSpec(f"the annotation {ANNOTATION_UPGRADE} cannot be read: run `paceline upgrade` again") from exc
     if order.hash_version not in TABLES:
         raise InvalidSpec(

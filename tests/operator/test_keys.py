@@ -128,3 +128,17 @@ def test_before_the_routers_were_asked_what_the_status_says_holds() -> None:
     condition = {"type": "TrafficReady", "status": "False", "reason": "KeysUnreadable", "message": "why"}
     assert told_before([{"type": "Ready", "reason": "AsAsked"}, condition]) == "why"
     assert told_before([{"type": "TrafficReady", "reason": "Serving", "message": "fine"}]) == ""
+
+
+@pytest.mark.parametrize("spec", [None, "chat", [], {"tenancy": "none"}, {"tenancy": {"identity": ["APIKey"]}}])
+async def test_a_service_that_cannot_be_read_keeps_no_other_from_being_asked_about(spec: Any) -> None:
+    told: list[Any] = []
+
+    async def pages() -> list[dict[str, Any]]:
+        return [page(FORBIDDEN)]
+
+    odd = {"metadata": {"namespace": "demo", "name": "odd"}, "spec": spec}
+    keeper = KeysKeeper(pages=pages, services=lambda: [odd, SERVICE], changed=told.append)
+    await keeper.look()
+    assert FORBIDDEN in str(keeper.of(CHAT))
+    assert told == [CHAT]

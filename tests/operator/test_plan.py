@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from planned_world import LIMITS, World, settled, spec
 
-from paceline_operator.actions import ApplyConfigMap, ApplyDeployment, CreateRevision, Phase, Plan
+from paceline_operator.actions import ApplyConfigMap, ApplyDeployment, CreateRevision, Delete, Phase, Plan
 from paceline_operator.observed import (
+    ConfigMapView,
     Entry,
     Ownership,
     RouterView,
@@ -190,6 +191,23 @@ def test_the_history_limit_never_takes_a_revision_that_runs() -> None:
     world.settle()
     assert [r.name for r in world.seen.revisions] == [world.desired().revision]
     assert world.log[-1] == "delete revision chat-A"
+
+
+def test_what_is_to_go_and_kept_by_a_finalizer_of_somebody_is_not_deleted_again() -> None:
+    world = settled(revisionHistoryLimit=1)
+    world.change(revisionHistoryLimit=1, runtime={"maxNumSeqs": 8})
+    world.settle()
+    seen = world.seen
+    old = next(r for r in seen.revisions if r.name != world.desired().revision)
+    left = ConfigMapView("chat-default-old", "u", "1", "default", old.pools[0].hash, Ownership.OURS)
+    desired = replace(world.desired(), history_limit=0)
+
+    def deletes(deleting: bool) -> int:
+        revisions = tuple(replace(r, deleting=deleting and r.name == old.name) for r in seen.revisions)
+        there = replace(seen, revisions=revisions, config_maps=(*seen.config_maps, replace(left, deleting=deleting)))
+        return sum(isinstance(action, Delete) for action in plan(there, desired, world.now, LIMITS).actions)
+
+    assert (deletes(False), deletes(True)) == (2, 0)
 
 
 # Routers.

@@ -224,3 +224,10 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 TestSchedule: Any = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+async def test_a_time_that_is_no_number_holds_up_no_other_key() -> None:
+    queue: WorkQueue[str] = WorkQueue(clock=lambda: 0.0)
+    queue.add_after("odd", float("nan"))
+    queue.add_after("due", 0.0)
+    assert [await queue.get(), await queue.get()] == ["odd", "due"]

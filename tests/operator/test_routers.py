@@ -254,3 +254,31 @@ async def test_pages_are_those_of_the_routers_that_can_be_asked(server: FakeApiS
         assert await routers.pages(pods, "/v1/paceline/routes") == [{"from": "router"}]
     finally:
         await routers.close()
+
+
+@pytest.mark.parametrize("stored", [b"\xff\xfe\x00", "schlüssel".encode(), b"two\nlines", b""])
+async def test_a_token_that_no_header_can_carry_is_told_and_ends_nothing(
+    server: FakeApiServer, serve: Any, stored: bytes
+) -> None:
+    client = server.client()
+    await client.create(SECRETS, {**secret(""), "data": {"token": base64.b64encode(stored).decode()}}, NAMESPACE)
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(routes())
+
+    routers = Routers(client, NAMESPACE, await serve(handler))
+    try:
+        await routers.prepare()
+        [view] = await routers.ask([pod()], "demo", "chat")
+        assert "delete it, and the operator makes another" in view.error
+        await client.delete(SECRETS, ADMIN_SECRET, NAMESPACE)
+        assert await routers.ask([pod()], "demo", "chat") == (RouterView("router-0", 3),)
+    finally:
+        await routers.close()
+
+
+async def test_a_line_end_after_the_token_is_no_part_of_it(server: FakeApiServer) -> None:
+    """`kubectl create secret --from-file` keeps it, and the routers leave it out as well."""
+    client = server.client()
+    await client.create(SECRETS, secret("t1\n"), NAMESPACE)
+    assert await ensure_admin_secret(client, NAMESPACE) == "t1"

@@ -62,6 +62,8 @@ def test_a_newer_image_is_available_until_it_runs() -> None:
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
         ('{"at": "x"}', "cannot be read"),
+        ('{"at": "x", "image": "r", "hashVersion": Infinity}', "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
         ('{"at": "2026-01-01T00:00:00Z", "image": "r", "hashVersion": 99}', "does not have"),
     ],
 )

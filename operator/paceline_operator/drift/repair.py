@@ -40,7 +40,7 @@ def repair(observed: Observed, drift: Drift, now: float, last: float | None) -> 
     subjects = list(dict.fromkeys(item.subject for item in drift.items))
     for subject in subjects:
         kind, _, name = subject.partition("/")
-        if kind == "ConfigMap" and (config := observed.config_map(name)) is not None:
+        if kind == "ConfigMap" and (config := observed.config_map(name)) is not None and not config.deleting:
             return Repair(Delete("config", name, config.uid, config.resource_version))
     if not subjects:
         return Repair()
