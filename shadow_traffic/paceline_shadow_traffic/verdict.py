@@ -20,6 +20,9 @@ ALPHA = 0.05
 """False alarms that a whole rollout may have: shared by its gates, pools, shapes and steps (Bonferroni)."""
 
 FEWEST_WINDOWS = 10
+WEIGHT_TOLERANCE = 0.02
+"""How far the candidate's share of requests may be from what routers were asked for: sessions stay where they are."""
+
 MISSING_SHARE = 0.1
 """Windows that may lack a signal. A version's worst minutes are those in which it is not heard of."""
 
@@ -137,6 +140,7 @@ def judge(
     now: float,
     steps: int,
     alpha: float = ALPHA,
+    weight: float | None = None,
 ) -> Judged:
     """The verdict of one step.
 
@@ -147,12 +151,35 @@ def judge(
         now: Unix seconds.
         steps: of the whole rollout that are judged; each gets its part of `alpha`.
         alpha: probability that a rollout of a candidate that is no worse anywhere is ever called worse.
+        weight: the candidate's share of requests (0 to 1) that routers were asked for; where they did another thing,
+            nothing passes. None where it gets copies only.
     """
     part = alpha / max(1, len(gates) * len(evidence) * steps)
     findings = tuple(
         (place, judge_gate(gate, windows, since, now, part)) for place, windows in evidence.items() for gate in gates
     )
-    return _all(findings)
+    judged = _all(findings)
+    if weight is not None and judged.verdict is not Verdict.FAIL and (words := _not_followed(evidence, weight, since)):
+        return Judged(Verdict.NOT_KNOWN, words, findings)
+    return judged
+
+
+def _not_followed(evidence: Mapping[str, Sequence[Window]], weight: float, since: float) -> str | None:
+    """What routers did instead of sending `weight` to the candidate, by their own counters; None where they did."""
+    counts = []
+    for windows in evidence.values():
+        for one in windows:
+            if one.start >= since and _measured(one.base, Signal.ERROR_RATE):
+                base, candidate = (side.shares.get(Signal.ERROR_RATE, NOTHING).of for side in (one.base, one.candidate))
+                counts.append((candidate, base + candidate))
+    got, of = sum(hits for hits, _ in counts), sum(every for _, every in counts)
+    if not of:
+        return "it is not known how many requests each version got"
+    worth = of / dispersion(counts)
+    span = interval(mean_of(got / of * worth, worth), ALPHA)
+    if span.low <= weight + WEIGHT_TOLERANCE and span.high >= weight - WEIGHT_TOLERANCE:
+        return None
+    return f"the candidate got {100 * got / of:.1f} % of {of:.0f} requests where {100 * weight:g} % were asked for"
 
 
 def _all(findings: tuple[tuple[str, Finding], ...]) -> Judged:

@@ -165,6 +165,18 @@ def test_one_gate_that_is_worse_fails_all_and_one_that_is_not_known_passes_none(
     assert judge(gates, {}, 0.0, NOW, 3).verdict is Verdict.NOT_KNOWN
 
 
+@pytest.mark.parametrize(
+    ("candidate", "verdict"), [(40, Verdict.PASS), (12, Verdict.NOT_KNOWN), (0, Verdict.NOT_KNOWN)]
+)
+def test_evidence_of_other_weights_than_were_asked_for_passes_nothing(candidate: int, verdict: Verdict) -> None:
+    """Routers were asked for a quarter; their counters say what they did."""
+    windows = shared(Signal.ERROR_RATE, Share(0, 120), Share(0, candidate))
+    found = judge((ERRORS,), {"a": windows}, 0.0, NOW, 1, weight=0.25)
+    assert found.verdict is verdict
+    if candidate == 12:
+        assert found.message.startswith("the candidate got 9.1 % of 7920 requests where 25 %")
+
+
 def test_another_mix_of_shapes_is_no_regression() -> None:
     """The candidate gets mostly long prompts; each shape is as fast as ever."""
     fast, slow = (
