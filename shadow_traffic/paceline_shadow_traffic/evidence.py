@@ -24,6 +24,7 @@ class Signal(enum.StrEnum):
     TPOT_P90 = "TPOTP90"
     TPOT_P99 = "TPOTP99"
     ERROR_RATE = "ErrorRate"
+    CANCELLED = "Cancelled"
     GOODPUT = "Goodput"
     PREEMPTIONS = "Preemptions"
     HIT_RATE = "HitRate"
@@ -55,7 +56,7 @@ class Seen:
     Attributes:
         ttft, tpot: seconds, of the requests that ended in it.
         throughput: answer tokens per second and replica.
-        shares: by signal: failed requests of all, requests within the objectives, preemptions of requests (a request
+        shares: by signal: failed requests of all, requests whose client left, requests within the objectives, preemptions of requests (a request
             counts once), prompt tokens found in the cache of all; of replayed pairs those that differ (for the base:
             from a second answer of its own, so that noise is known); and so on.
     """

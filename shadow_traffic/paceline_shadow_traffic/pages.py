@@ -18,6 +18,10 @@ ANSWERED = ("2xx", "3xx", *FAILED)
 """All but those whose client left."""
 
 
+LEFT = ("cancelled",)
+"""Their latency is in no figure: a version so slow that clients leave looks fast without this one."""
+
+
 class PageError(ValueError):
     """A page is of another form than the contract's."""
 
@@ -67,6 +71,7 @@ def _both(base: list[Mapping[str, Any]], candidate: list[Mapping[str, Any]]) -> 
 
 def _seen(rows: list[Mapping[str, Any]], objectives: bool) -> Seen:
     shares = {Signal.ERROR_RATE: Share(_count(rows, FAILED), _count(rows, ANSWERED))}
+    shares[Signal.CANCELLED] = Share(_count(rows, LEFT), _count(rows, (*ANSWERED, *LEFT)))
     if objectives:
         met = sum(row["met"] for row in rows)
         shares[Signal.GOODPUT] = Share(met, met + sum(row["missed"] for row in rows))

@@ -89,6 +89,7 @@ DEFAULT_GATES = (
     Gate(Signal.TTFT_P99, 25.0, min_samples=500),
     Gate(Signal.TPOT_P99, 15.0, min_samples=500),
     Gate(Signal.ERROR_RATE, 1.0),
+    Gate(Signal.CANCELLED, 3.0),
     Gate(Signal.GOODPUT, 3.0),
     Gate(Signal.THROUGHPUT, 15.0, min_samples=20),
     Gate(Signal.HIT_RATE, 10.0, settle=600.0),

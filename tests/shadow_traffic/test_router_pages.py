@@ -48,11 +48,12 @@ def test_routers_pages_are_added_by_version_pool_and_shape() -> None:
     assert seen.base.ttft.quantile(0.5) == pytest.approx(0.1, rel=0.03)
 
 
-def test_a_request_whose_client_left_is_no_failure_and_no_success() -> None:
+def test_a_request_whose_client_left_is_no_failure_and_counted_as_that() -> None:
     found = window(
         [page({"revision": "chat-1", "outcome": "cancelled", "status": 499})], "demo/chat", "chat-1", "chat-2"
     )
     assert found[PLACE].base.shares[Signal.ERROR_RATE] == Share(0, 0)
+    assert found[PLACE].base.shares[Signal.CANCELLED] == Share(1, 1)
 
 
 def test_a_version_without_requests_has_none_which_is_not_unknown() -> None:

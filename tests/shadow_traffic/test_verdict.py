@@ -221,7 +221,7 @@ def test_a_gate_that_cannot_be_held_is_refused_with_words(signal: Signal, margin
 
 
 def test_the_default_gates_look_at_latency_errors_goodput_throughput_and_the_cache() -> None:
-    assert len({one.signal for one in DEFAULT_GATES}) == len(DEFAULT_GATES) == 7
+    assert len({one.signal for one in DEFAULT_GATES}) == len(DEFAULT_GATES) == 8
 
 
 BASE = Seen(ttft=times(20_000, 0.3, 1), shares={Signal.ERROR_RATE: Share(20, 20_000)})
