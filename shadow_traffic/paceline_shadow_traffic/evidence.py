@@ -56,9 +56,9 @@ class Seen:
     Attributes:
         ttft, tpot: seconds, of the requests that ended in it.
         throughput: answer tokens per second and replica.
-        shares: by signal: failed requests of all, requests whose client left, requests within the objectives, preemptions of requests (a request
-            counts once), prompt tokens found in the cache of all; of replayed pairs those that differ (for the base:
-            from a second answer of its own, so that noise is known); and so on.
+        shares: by signal: failed requests of all; requests whose client left; requests within the objectives;
+            preemptions of requests (a request counts once); prompt tokens found in the cache of all; of replayed pairs
+            those that differ (for the base: from a second answer of its own, so that noise is known); and so on.
     """
 
     ttft: Sketch | None = None

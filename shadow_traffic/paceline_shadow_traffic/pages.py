@@ -17,7 +17,6 @@ a difference in 4xx is the version's."""
 ANSWERED = ("2xx", "3xx", *FAILED)
 """All but those whose client left."""
 
-
 LEFT = ("cancelled",)
 """Their latency is in no figure: a version so slow that clients leave looks fast without this one."""
 
