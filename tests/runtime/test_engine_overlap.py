@@ -31,6 +31,7 @@ from paceline_runtime.messages import (
 )
 from paceline_runtime.model.device.graphs import DecodeGraphs, no_graphs
 from paceline_runtime.model.inputs import SequenceInput
+from paceline_runtime.model.sampling import Draws
 from paceline_runtime.model.torch_llama import TorchLlama, TorchStep
 
 Story = list[tuple[str, object]]
@@ -60,9 +61,16 @@ class LateDevice:
         return logits
 
     def launch_greedy(self, step: TorchStep) -> Callable[[], list[tuple[int, float]]]:
+        return self._launch(lambda: self._model.launch_greedy(step)())
+
+    def launch_draws(self, step: TorchStep, draws: Draws) -> Callable[[], list[tuple[int, float]]]:
+        self.story.append(("draws", None))
+        return self._launch(lambda: self._model.launch_draws(step, draws)())
+
+    def _launch(self, compute: Callable[[], list[tuple[int, float]]]) -> Callable[[], list[tuple[int, float]]]:
         self.story.append(("launch", None))
         found: list[tuple[int, float]] = []
-        self._queue.append(lambda: found.extend(self._model.launch_greedy(step)()))
+        self._queue.append(lambda: found.extend(compute()))
 
         def wait() -> list[tuple[int, float]]:
             self.wait()
@@ -247,3 +255,22 @@ def test_what_was_made_is_sent_even_if_the_next_step_fails(
     with pytest.raises(RuntimeError, match="the device is gone"):
         run(tiny_model_dir, requests(1), late=True)
     assert [len(m.outputs[0].new_token_ids) for m in sent if isinstance(m, StepOutputs)] == [1, 1]
+
+
+def test_a_device_draws_its_tokens_itself_and_they_are_the_hosts(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    ways: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 20, "min_p": 0.01}, {"temperature": 0.0}]
+    asked: list[FrontMessage] = [
+        AddRequest(
+            request_id=str(i),
+            prompt_token_ids=[5 + i, 6],
+            sampling=SamplingParams(**{"temperature": 1.1, "max_tokens": 20, "seed": i, "ignore_eos": True, **way}),
+            arrival_time=0.0,
+        )
+        for i, way in enumerate(ways)
+    ]
+    (one, _), (other, story) = (run(tiny_model_dir, {1: asked}, late=late) for late in (False, True))
+    assert plain(other.sent) == plain(one.sent)
+    assert [kind for kind, _ in story].count("draws") == 20

@@ -46,7 +46,7 @@ class Work:
         counts: of each sequence, its rows of logits.
         choices, rows, states: who gets a token, from which row of logits, and how.
         prepared: monotonic seconds at which the inputs were there.
-        likeliest: waits for the likeliest token of each row and its logit; else `logits` are what comes.
+        chosen: waits for a token of each row and its highest logit; else `logits` are what comes.
         advanced: the scheduler knows of it.
     """
 
@@ -56,7 +56,7 @@ class Work:
     rows: list[int]
     states: list[SamplingState]
     prepared: float
-    likeliest: Callable[[], list[tuple[int, float]]] | None = None
+    chosen: Callable[[], list[tuple[int, float]]] | None = None
     logits: torch.Tensor | None = None
     advanced: bool = False
 

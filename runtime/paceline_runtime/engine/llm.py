@@ -17,7 +17,7 @@ from paceline_runtime.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from paceline_runtime.model.sampling import check_sampling, likely, prompt_logprobs, sample
+from paceline_runtime.model.sampling import check_sampling, draws_of, likely, prompt_logprobs, sample
 
 from .answers import Answer, answer_of, prompt_positions, token_output
 from .begun import BegunStep, Seconds, Work, choices_of, num_logits, sequence_input
@@ -181,8 +181,11 @@ class LLMEngine:
         scored = any(seq.request.sampling.prompt_logprobs is not None for seq in batch.seqs)
         plain = not scored and not any(state.needs for state in states)
         work = Work(wanted, counts, choices, rows, states, prepared=time.monotonic())
+        draws = draws_of(states, rows, sum(counts)) if self.overlaps and not scored and not plain else None
         if plain:
-            work.likeliest = self._runner.launch_greedy(step)
+            work.chosen = self._runner.launch_greedy(step)
+        elif draws is not None:
+            work.chosen = self._runner.launch_draws(step, draws)
         else:
             work.logits = self._runner.forward(step)
         launched = time.monotonic()
@@ -198,7 +201,7 @@ class LLMEngine:
         """Wait for the device, sample, update; the outputs."""
         waiting = time.monotonic()
         choices, logits = work.choices, work.logits
-        likeliest = work.likeliest() if work.likeliest is not None else []
+        chosen = work.chosen() if work.chosen is not None else []
         if logits is not None:
             self._runner.synchronize()
         synced = time.monotonic()
@@ -210,7 +213,7 @@ class LLMEngine:
                 answer_of(request, self._eos, self._vocab_size).reported = request.prompt_len
             made = sample(logits, work.states, work.rows)
         else:
-            made = [likely(*likeliest[row]) for row in work.rows]
+            made = [likely(*chosen[row]) for row in work.rows]
         sampled = {request.request_id: one for request, one in zip(choices, made, strict=True)}
         sampled_at = time.monotonic()
         tokens = {request_id: one.token for request_id, one in sampled.items()}

@@ -174,16 +174,18 @@ class Kernels(Protocol):
         min_p: torch.Tensor,
         uniform: torch.Tensor,
     ) -> torch.Tensor:
-        """Draw a token [R] (int64) for each row, from the likeliest down, with top-k, top-p and min-p.
+        """Draw a token [R] (int64) for each row, with top-k, top-p and min-p.
 
-        Tokens are ranked by logit, equal ones by id. Of the first top-k those stay before which less than top_p of
+        Tokens are ranked by logit, equal ones by id; in a row that keeps all of them they are taken by id alone, as the
+        sampler does (`model.sampling.draw`). Of the first top-k those stay before which less than top_p of
         their sum has passed (the first always does), and of these the ones with at least min_p of the first's weight.
         The token drawn is the one where the running sum passes uniform × the sum of what stays.
 
         Args:
-            scaled: [R, V] float32, contiguous: logits over temperature. Each row has a finite maximum and no NaN.
+            scaled: [R, V] float32, contiguous: logits over temperature. A row with a NaN, or without a finite maximum,
+                gives any token.
             top_k: [R] int64, at least 1; V or more is all.
-            top_p, min_p: [R] float32; 1 and 0 keep all.
+            top_p, min_p: [R] float64; 1 and 0 keep all.
             uniform: [R] float64 from [0, 1).
         """
         ...

@@ -16,6 +16,7 @@ from .device.graphs import cuda_graphs
 from .device.memory import CudaProbe, LargestSteps, MemoryProbe, MemoryProfile, profile_memory
 from .inputs import SequenceInput
 from .native_llama import NativeLlama, NativeStep, unsupported
+from .sampling import Draws
 from .source import ModelInvalid
 from .torch_llama import TorchLlama, TorchStep
 
@@ -134,6 +135,13 @@ class ModelRunner:
         at all.
         """
         return self.model.launch_greedy(step)  # type: ignore[arg-type]  # as in `forward`
+
+    def launch_draws(self, step: StepInput, draws: Draws) -> Callable[[], list[tuple[int, float]]]:
+        """In place of `forward` where the device draws the tokens itself: of each row the token and its highest logit.
+
+        As `launch_greedy`; only where the device `overlaps`.
+        """
+        return self.model.launch_draws(step, draws)  # type: ignore[union-attr, arg-type]  # a model that overlaps has it
 
     def greedy_tokens(self, step: StepInput) -> list[tuple[int, float]]:
         """`launch_greedy`, and wait for it."""

@@ -20,10 +20,11 @@ from .device.buckets import bucket_sizes
 from .device.graphs import Capture, DecodeGraphs, Results, Run
 from .device.memory import LargestSteps
 from .device.readback import Awaited, read_back
-from .device.staging import Bundle, Staging, step_bytes
+from .device.staging import Bundle, Staging, draw_bytes, step_bytes
 from .device.step_arrays import StepArrays, is_decode, step_arrays
 from .inputs import SequenceInput
 from .llama import LlamaModel
+from .sampling import Draws
 from .source import ModelInvalid
 
 
@@ -73,9 +74,10 @@ class TorchLlama:
         self._device, self._dtype, self._block_size = device, dtype, block_size
         self._table_width = -(-max_position // block_size)
         self._shape, self._processors = _attention_shape(checkpoint, device, dtype)
+        self._kernels = select(device)
         self._model = LlamaModel(
             checkpoint,
-            select(device),
+            self._kernels,
             device=device,
             dtype=dtype,
             weight_dtype=weight_dtype,
@@ -83,7 +85,7 @@ class TorchLlama:
         )
         self.num_parameters = self._model.num_parameters
         self._cache: list[KVCache] = []
-        self._staging = Staging(device)
+        self._staging, self._draws_staging = Staging(device), Staging(device)
         self._block_rows = BlockRows()
         self._graphs = DecodeGraphs(graphs) if graphs is not None else None
 
@@ -113,6 +115,7 @@ class TorchLlama:
         self.capture(())
         seqs, tokens = largest.max_num_seqs, max(largest.max_batched_tokens, largest.max_num_seqs)
         self._staging.reserve(step_bytes(tokens=tokens, seqs=seqs, width=self._table_width, logits=tokens))
+        self._draws_staging.reserve(draw_bytes(seqs))
 
     def sizes_to_capture(self, max_num_seqs: int) -> tuple[int, ...]:
         """Batch sizes for which decode steps should be captured; none where nothing is."""
@@ -137,13 +140,25 @@ class TorchLlama:
 
         Of equal ones the lowest token counts; NaN if any of the row is.
         """
-        waiting: Awaited = read_back(self._run(step)[1])
+        return _pairs(read_back(self._run(step)[1]), step.rows)
 
-        def result() -> list[tuple[int, float]]:
-            logits, tokens = waiting()[:, : step.rows].tolist()
-            return list(zip(map(int, tokens), logits, strict=True))
+    def launch_draws(self, step: TorchStep, draws: Draws) -> Callable[[], list[tuple[int, float]]]:
+        """Begin a step; what comes back waits for it, and gives for each row of logits its token and the highest of it.
 
-        return result
+        The logits are written over.
+        """
+        logits, best = self._run(step)
+        return _pairs(read_back(self._draw(logits[: step.rows], best[0, : step.rows], draws)), step.rows)
+
+    @torch.inference_mode()
+    def _draw(self, logits: torch.Tensor, highest: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The highest logits of all rows, and below them the tokens drawn: [2, R] float64."""
+        bundle = self._draws_staging.begin(draw_bytes(len(highest)))
+        temperature = bundle.put(draws.temperature)
+        limits = [bundle.put(array) for array in (draws.top_k, draws.top_p, draws.min_p, draws.uniform)]
+        bundle.send()
+        scaled = logits.sub_(highest.to(logits.dtype).unsqueeze(1)).div_(temperature.unsqueeze(1))
+        return torch.stack((highest, self._kernels.sample(scaled, *limits).double()))
 
     @torch.inference_mode()
     def _run(self, step: TorchStep) -> Results:
@@ -204,6 +219,16 @@ class TorchLlama:
             processors=self._processors,
             to_device=bundle.put,
         )
+
+
+def _pairs(waiting: Awaited, rows: int) -> Callable[[], list[tuple[int, float]]]:
+    """Token and logit of each row, of logits and tokens [2, R or more] that are on their way."""
+
+    def result() -> list[tuple[int, float]]:
+        logits, tokens = waiting()[:, :rows].tolist()
+        return list(zip(map(int, tokens), logits, strict=True))
+
+    return result
 
 
 def _attention_shape(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[AttentionShape, int]:

@@ -26,9 +26,9 @@ def sampling_cases(gpu: Kernels, *, full: bool) -> Iterator[Case]:
 
 def _sample(gpu: Kernels, shape: str, vocab: int, device: torch.device) -> Outcome:
     torch.manual_seed(vocab)
-    top_k = torch.tensor([vocab, 1, 5, vocab, vocab, 40])
-    top_p = torch.tensor([0.9, 1.0, 0.5, 1e-6, 1.0, 0.95])
-    min_p = torch.tensor([0.0, 0.0, 0.01, 0.0, 0.05, 0.001])
+    top_k = torch.tensor([vocab, 1, 5, vocab, vocab, 40, vocab, vocab])
+    top_p = torch.tensor([0.9, 1.0, 0.5, 1e-6, 1.0, 0.95, 1.0, 1.0]).double()
+    min_p = torch.tensor([0.0, 0.0, 0.01, 0.0, 0.05, 0.001, 0.0, 0.0]).double()
     rows = len(top_k)
     logits = torch.randn(rows, vocab) * (20 if shape == "peaked" else 2)
     if shape == "tied":
@@ -39,6 +39,7 @@ def _sample(gpu: Kernels, shape: str, vocab: int, device: torch.device) -> Outco
     logits -= logits.max(dim=-1, keepdim=True).values
     uniform = torch.rand(rows, dtype=torch.float64)
     uniform[:2] = torch.tensor([0.0, 1.0 - 2**-53])
+    uniform[-1] = 1.0 - 2**-53
     logits, top_k, top_p, min_p, uniform = (t.to(device) for t in (logits, top_k, top_p, min_p, uniform))
     tokens = gpu.sample(logits, top_k, top_p, min_p, uniform)
     ids, running = ranked(logits, top_k, top_p, min_p)

@@ -118,5 +118,5 @@ def _rotate(dtype: torch.dtype, head_dim: int) -> None:
 
 
 def _sample() -> None:
-    ones = torch.ones(1)
-    gpu.sample(torch.zeros(1, 128256), ones.long(), ones, ones, ones.double())
+    ones = torch.ones(1, dtype=torch.float64)
+    gpu.sample(torch.zeros(1, 128256), ones.long(), ones, ones, ones)

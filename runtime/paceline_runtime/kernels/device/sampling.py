@@ -3,6 +3,8 @@
 Whatever runs from the likeliest token down (top-k, top-p, the draw itself) ends at a threshold: at some logit, and
 after so many of the tokens that have just this logit. The logit is found by bisection over the order of float32 as
 whole numbers, at most 32 readings of the row, which lies in the cache of the second level by then.
+
+Where nothing is cut off, the draw runs over the tokens by id: three readings.
 """
 
 import triton
@@ -80,18 +82,35 @@ def _find_mass(row, highest, low, high, wanted, V: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row)."""
-    row_index = tl.program_id(0).to(tl.int64)
-    row = scaled + row_index * V
-    highest = tl.full([], float("-inf"), tl.float32)
+def _draw_by_id(row, highest, uniform, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The token at which the running sum of all weights, by id, passes its share."""
+    wanted = uniform * _mass(row, highest, LOWEST, V, BLOCK)
+    # The last block with some weight that begins at or before that.
+    passed = tl.zeros([], tl.float64)
+    before = tl.zeros([], tl.float64)
+    first = tl.zeros([], tl.int32)
     for start in range(0, V, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        highest = tl.maximum(highest, tl.max(tl.load(row + columns, mask=columns < V, other=float("-inf")), 0))
+        x = tl.load(row + columns, mask=columns < V, other=float("-inf"))
+        mass = tl.sum(tl.exp(x - highest), 0).to(tl.float64)
+        here = (mass > 0.0) & (passed <= wanted)
+        first = tl.where(here, start, first)
+        before = tl.where(here, passed, before)
+        passed += mass
+    columns = first + tl.arange(0, BLOCK)
+    weights = tl.exp(tl.load(row + columns, mask=columns < V, other=float("-inf")) - highest)
+    running = tl.cumsum(weights.to(tl.float64), 0)
+    token = first + tl.sum((running <= wanted - before).to(tl.int32), 0)
+    # Rounding may leave the end of the block below its own sum.
+    return tl.minimum(token, tl.max(tl.where(weights > 0.0, columns, 0), 0))
+
+
+@triton.jit
+def _draw_by_rank(row, highest, k, share, least, uniform, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The same from the likeliest down, over what top-k, top-p and min-p leave."""
     high = tl.max(_keys(tl.zeros([1], tl.float32) + highest), 0)
 
     # Top-k: the k-th logit, and how many that have it are among the first k.
-    k = tl.load(top_k + row_index)
     key = tl.zeros([], tl.int32) + LOWEST
     if k < V:
         low = key
@@ -109,7 +128,6 @@ def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BL
     total = _mass(row, highest, key + 1, V, BLOCK) + members.to(tl.float64) * _weight(key, highest)
 
     # Top-p: a token stays while those before it have not reached the share.
-    share = tl.load(top_p + row_index).to(tl.float64)
     if share < 1.0:
         # The highest key at which the share is reached; the first token always stays.
         low = key
@@ -130,13 +148,12 @@ def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BL
         members = tl.minimum(tl.maximum(needed, 1), equal)
 
     # Min-p, a share of the first token's weight, which is 1: the lowest key that is heavy enough.
-    least = tl.load(min_p + row_index)
-    if _weight(key, highest) < least.to(tl.float64):
+    if _weight(key, highest) < least:
         low = key
         up = high
         while low < up:
             middle = _lower_middle(low, up)
-            if _weight(middle, highest) >= least.to(tl.float64):
+            if _weight(middle, highest) >= least:
                 up = middle
             else:
                 low = middle + 1
@@ -144,7 +161,7 @@ def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BL
         _, members = _count(row, key, V, BLOCK)
 
     total = _mass(row, highest, key + 1, V, BLOCK) + members.to(tl.float64) * _weight(key, highest)
-    wanted = tl.load(uniform + row_index) * total
+    wanted = uniform * total
     found, before = _find_mass(row, highest, key, high, wanted, V, BLOCK)
     if found != key:
         _, members = _count(row, found, V, BLOCK)
@@ -161,4 +178,25 @@ def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BL
         place = passed + tl.cumsum(same, 0) - same
         token += tl.sum(tl.where((same == 1) & (place == nth), columns, 0), 0)
         passed += tl.sum(same, 0)
+    return token
+
+
+@triton.jit
+def sample_kernel(scaled, top_k, top_p, min_p, uniform, out, V: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row)."""
+    row_index = tl.program_id(0).to(tl.int64)
+    row = scaled + row_index * V
+    highest = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, V, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        highest = tl.maximum(highest, tl.max(tl.load(row + columns, mask=columns < V, other=float("-inf")), 0))
+    k = tl.load(top_k + row_index)
+    share = tl.load(top_p + row_index)
+    least = tl.load(min_p + row_index)
+    at = tl.load(uniform + row_index)
+    token = tl.zeros([], tl.int32)
+    if (k >= V) & (share >= 1.0) & (least <= 0.0):
+        token = _draw_by_id(row, highest, at, V, BLOCK)
+    else:
+        token = _draw_by_rank(row, highest, k, share, least, at, V, BLOCK)
     tl.store(out + row_index, token.to(tl.int64))

@@ -13,15 +13,17 @@ def sample(
     target = (uniform * running[:, -1]).unsqueeze(1)
     last = torch.searchsorted(running, running[:, -1:].contiguous())
     rank = torch.minimum(torch.searchsorted(running, target, right=True), last)
-    return ids.gather(1, rank).squeeze(1)
+    return ids.gather(1, rank.clamp(max=ids.shape[1] - 1)).squeeze(1)
 
 
 def ranked(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids from the likeliest down [R, V], and the running sums (float64) of the weights of those that stay."""
+    """Token ids in the order of the draw [R, V], and the running sums (float64) of the weights of those that stay."""
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    weights = (ordered - ordered[:, :1]).double().exp()
+    everything = (top_k >= scaled.shape[1]) & (top_p >= 1.0) & (min_p <= 0.0)
+    ids = torch.where(everything.unsqueeze(1), torch.arange(scaled.shape[1], device=scaled.device), ids)
+    weights = (scaled.gather(1, ids) - ordered[:, :1]).double().exp()
     weights[torch.arange(weights.shape[1], device=weights.device) >= top_k.unsqueeze(1)] = 0.0
     running = weights.cumsum(dim=-1)
     keep = weights >= min_p.double().unsqueeze(1)

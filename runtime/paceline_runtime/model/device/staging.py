@@ -15,9 +15,14 @@ ALIGNMENT = 128
 """Bytes at whose multiples arrays start: a line of the device's cache. Triton wants 16."""
 
 _SLOTS = 2
-_TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
+_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
 
-Ints = NDArray[np.int32] | NDArray[np.int64]
+Numbers = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32] | NDArray[np.float64]
 
 
 def aligned(nbytes: int) -> int:
@@ -30,6 +35,11 @@ def step_bytes(*, tokens: int, seqs: int, width: int, logits: int) -> int:
     longs = (tokens, tokens, tokens, logits)
     ints = (seqs * width, seqs, seqs + 1, seqs, 2 * tokens)
     return sum(aligned(8 * n) for n in longs) + sum(aligned(4 * n) for n in ints)
+
+
+def draw_bytes(rows: int) -> int:
+    """What the draws of so many rows take."""
+    return aligned(4 * rows) + 4 * aligned(8 * rows)
 
 
 class _Slot:
@@ -49,7 +59,7 @@ class Bundle:
         self._slot, self._target, self._step = slot, target, step
         self.nbytes = 0
 
-    def put(self, array: Ints) -> torch.Tensor:
+    def put(self, array: Numbers) -> torch.Tensor:
         """Where the array will be on the device once the bundle was sent."""
         start, end = self.nbytes, self.nbytes + array.nbytes
         if end > len(self._slot.bytes):

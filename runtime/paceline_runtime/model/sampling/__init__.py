@@ -10,6 +10,7 @@ was computed and however often it was preempted.
 | `check` | which values may be asked for |
 | `adjust`, `penalties`, `bad_words`, `masks` | what changes logits |
 | `draw`, `order` | choosing a token |
+| `on_device` | which draws a device makes itself |
 | `logprobs` | what is reported of it |
 | `flat`, `threads` | reading and writing single logits; by one thread |
 """
@@ -27,11 +28,12 @@ from paceline_runtime.model.sampling.adjust import adjust
 from paceline_runtime.model.sampling.check import check_sampling
 from paceline_runtime.model.sampling.draw import draw
 from paceline_runtime.model.sampling.logprobs import prompt_logprobs, token_logprobs
+from paceline_runtime.model.sampling.on_device import Draws, draws_of
 from paceline_runtime.model.sampling.order import argmax
 from paceline_runtime.model.sampling.state import ADJUSTS, DRAWS, REPORTS, SamplingState
 from paceline_runtime.model.sampling.threads import one_thread
 
-__all__ = ["Sampled", "SamplingState", "check_sampling", "likely", "prompt_logprobs", "sample"]
+__all__ = ["Draws", "Sampled", "SamplingState", "check_sampling", "draws_of", "likely", "prompt_logprobs", "sample"]
 
 NO_NUMBERS: Final = "the model's output is not a number"
 NOTHING_ALLOWED: Final = (
@@ -54,7 +56,7 @@ class Sampled(NamedTuple):
 
 
 def likely(token: int, logit: float) -> Sampled:
-    """A plain greedy row's result, from its likeliest token and that one's logit."""
+    """A row's result, from its token and its highest logit."""
     return Sampled(token) if math.isfinite(logit) else Sampled(None, fault=NO_NUMBERS)
 
 
