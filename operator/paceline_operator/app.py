@@ -128,7 +128,9 @@ class Operator:
         self.scaling = ScalingKeeper(
             services=lambda: self.watching.caches.services.list(),
             seen=lambda key: self.reconciler.seen(key),
-            routers=lambda: self.reconciler.held_pages(),
+            pods=lambda: self.watching.caches.pods,
+            client=guarded,
+            routers=lambda path: self.reconciler.router_pages(path),
             changed=self.queue.add,
             recorder=self.recorder,
             clock=time.time,

@@ -49,7 +49,7 @@ from .records import Records
 from .render import Desired, InvalidSpec
 from .rendering import Renderer
 from .routers import ROUTES_PATH, Routers
-from .scaling.keeper import STATUS_PATH, Seen, follows_load
+from .scaling.keeper import Seen, follows_load
 from .served_names import Conflict as NameConflict
 from .served_names import conflict_of, served_name_indexes
 from .settings import Settings
@@ -199,11 +199,11 @@ class Reconciler:
         """What each ready router says of its services, see `keys`."""
         return await self._routers.pages(self._caches.routers.list(), ROUTES_PATH)
 
-    async def held_pages(self) -> tuple[int, list[Mapping[str, Any]]]:
-        """How many routers should say what they hold, and what those that answer say of all services."""
+    async def router_pages(self, path: str) -> tuple[int, list[Mapping[str, Any]]]:
+        """How many routers should answer at a path, and what those say that do."""
         routers = self._caches.routers.list()
         ready = sum(is_ready(pod) for pod in routers)
-        return ready or len(routers), await self._routers.pages(routers, STATUS_PATH)
+        return ready or len(routers), await self._routers.pages(routers, path)
 
     def seen(self, key: Key) -> Seen | None:
         """A service as the caches have it; None where it is gone or going, or cannot be rendered."""

@@ -196,6 +196,7 @@ def test_the_operators_account_may_do_its_work_and_no_more(installed: Cluster) -
     assert not can("get", "secrets")
     assert not can("create", "pods")
     assert can("delete", "pods"), "a replica that does not run as recorded is replaced"
+    assert can("patch", "pods"), "a replica that is to go is marked"
     assert can("watch", "pods", "paceline-router")
     assert not can("get", "secrets", "paceline-router")
     assert not can("patch", "deployments.apps", "paceline-router")

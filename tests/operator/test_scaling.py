@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from planned_world import World, spec
@@ -13,7 +14,7 @@ from paceline_autoscaler.capacity import Objectives
 from paceline_autoscaler.observed import Settings
 from paceline_autoscaler.samples import Absent, NotANumber, Present, exactly
 from paceline_crds.conditions import ConditionStatus, Reason
-from paceline_kube import JsonObject
+from paceline_kube import JsonObject, KubeClient
 from paceline_operator.failures import Problem
 from paceline_operator.observed import Observed
 from paceline_operator.render import Desired
@@ -311,7 +312,7 @@ class Told:
 
 
 def keeper(services: list[JsonObject], asked_of: list[str]) -> ScalingKeeper:
-    async def routers() -> tuple[int, list[Mapping[str, Any]]]:
+    async def routers(path: str) -> tuple[int, list[Mapping[str, Any]]]:
         asked_of.append("routers")
         return 0, []
 
@@ -322,6 +323,8 @@ def keeper(services: list[JsonObject], asked_of: list[str]) -> ScalingKeeper:
     return ScalingKeeper(
         services=lambda: services,
         seen=seen,
+        pods=lambda: [],
+        client=AsyncMock(spec=KubeClient, side_effect=AssertionError("nothing is written")),
         routers=routers,
         changed=lambda key: asked_of.append("pass"),
         recorder=Told(),

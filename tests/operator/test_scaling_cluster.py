@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from operator_world import Operator, World, ready_status
 from stand_in_replica import Load, StandIn
 
 from paceline_autoscaler.observed import Settings as Tuning
+from paceline_crds.names import ANNOTATION_DRAINING
 from paceline_kube import DEPLOYMENTS, INFERENCESERVICES, PODS, JsonObject
 
 pytestmark = pytest.mark.cluster
@@ -54,13 +55,16 @@ class Nodes:
 
 
 @asynccontextmanager
-async def scaled(world: World, **settings: Any) -> AsyncIterator[tuple[Operator, Nodes]]:
+async def nodes_of(world: World) -> AsyncIterator[Nodes]:
     nodes = Nodes()
     async with AsyncExitStack() as stack:
         await nodes.prepare(stack)
         await stack.enter_async_context(world.kubelet(nodes.status))
-        operator = await stack.enter_async_context(world.operator(scaling_seconds=0.5, tuning=EAGER, **settings))
-        yield operator, nodes
+        yield nodes
+
+
+def scaling(world: World) -> AbstractAsyncContextManager[Operator]:
+    return world.operator(scaling_seconds=0.5, tuning=EAGER)
 
 
 async def counts(world: World) -> list[int]:
@@ -76,7 +80,7 @@ async def until_count(world: World, count: int) -> None:
 
 
 async def test_a_pool_follows_the_load_that_its_replicas_say(world: World, make_service: Callable[..., Any]) -> None:
-    async with scaled(world) as (operator, nodes):
+    async with nodes_of(world) as nodes, scaling(world) as operator:
         await world.apply(make_service(scaling={"minReplicas": 1, "maxReplicas": 2}))
         await world.until_ready()
         assert await counts(world) == [1]
@@ -85,13 +89,94 @@ async def test_a_pool_follows_the_load_that_its_replicas_say(world: World, make_
         nodes.set_load(Load())
         await until_count(world, 1)
 
-        [said] = (await world.get(INFERENCESERVICES, "chat"))["status"]["scaling"]
-        assert said["pool"] == "default"
-        assert said["desired"] == 1
-        assert said["inputs"]["ready"] == "2" or said["reason"] == "Steady"
-        active = await world.condition(type="ScalingActive")
-        assert active["status"] == "True", active
+        async def told() -> bool:
+            [said] = (await world.get(INFERENCESERVICES, "chat"))["status"]["scaling"]
+            active = await world.condition(type="ScalingActive")
+            return (said["pool"], said["desired"], active["status"]) == ("default", 1, "True") and "work" in said[
+                "inputs"
+            ]
+
+        await world.until(told, "the status has the decision and its numbers")
         assert operator.told.reasons().count("Scaled") == 2
         assert "Pool default goes from 1 to 2 replicas" in str(operator.told.events)
         assert (await world.get(INFERENCESERVICES, "chat"))["spec"]["replicas"] == 1
+        assert operator.errors == []
+
+
+async def marked(world: World) -> set[str]:
+    return {
+        pod["metadata"]["name"]
+        for pod in await world.all(PODS)
+        if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {})
+    }
+
+
+async def living(world: World) -> set[str]:
+    return {p["metadata"]["name"] for p in await world.all(PODS) if not p["metadata"].get("deletionTimestamp")}
+
+
+async def test_the_replica_with_the_least_to_lose_goes_once_it_is_empty_across_a_restart_and_comes_back_with_load(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    async with nodes_of(world) as nodes:
+        nodes.set_load(Load(running=5))
+        async with scaling(world):
+            await world.apply(make_service(replicas=3, scaling={"minReplicas": 3, "maxReplicas": 4}))
+            await world.until_ready()
+            chosen = sorted(await living(world))[1]
+            nodes.replicas[chosen].load = Load(running=1)
+            await world.apply(make_service(replicas=3, scaling={"minReplicas": 2, "maxReplicas": 4}))
+
+            async def drains() -> bool:
+                return await marked(world) == {chosen} and nodes.replicas[chosen].asked >= 3
+
+            await world.until(drains, "the replica with the fewest requests drains, and is asked again and again")
+            assert await counts(world) == [3]
+        before = nodes.replicas[chosen].asked
+        async with scaling(world) as operator:
+
+            async def asked_again() -> bool:
+                return nodes.replicas[chosen].asked >= before + 3
+
+            await world.until(asked_again, "the next operator goes on with it")
+            assert await counts(world) == [3]
+            assert await marked(world) == {chosen}
+            others = await living(world) - {chosen}
+            nodes.replicas[chosen].load = Load()
+
+            async def gone() -> bool:
+                return chosen not in await living(world) and await counts(world) == [2]
+
+            await world.until(gone, "the empty replica is gone")
+            assert await living(world) == others
+            assert await marked(world) & others == set()
+            assert operator.errors == []
+
+
+async def test_a_drain_is_taken_back_when_load_returns(world: World, make_service: Callable[..., Any]) -> None:
+    async with nodes_of(world) as nodes, scaling(world) as operator:
+        nodes.set_load(Load(running=5))
+        await world.apply(make_service(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 3}))
+        await world.until_ready()
+        await world.apply(make_service(replicas=2, scaling={"minReplicas": 1, "maxReplicas": 2}))
+
+        async def one_drains() -> bool:
+            return len(await living(world)) == 2 and len(await marked(world)) == 1
+
+        await world.until(one_drains, "one of two replicas drains")
+        both = await living(world)
+        nodes.set_load(BUSY)
+
+        async def none_drains() -> bool:
+            return not await marked(world)
+
+        await world.until(none_drains, "it takes requests again")
+        assert await living(world) == both
+        assert await counts(world) == [2]
+        # A service that follows load no more leaves no mark behind.
+        nodes.set_load(Load(running=5))
+        await world.until(one_drains, "one drains again")
+        await world.apply(make_service(replicas=2))
+        await world.until(none_drains, "its mark is taken away")
+        assert await living(world) == both
         assert operator.errors == []

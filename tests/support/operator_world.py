@@ -106,7 +106,9 @@ class Operator:
         self.scaling = ScalingKeeper(
             services=lambda: self._watching.caches.services.list(),
             seen=lambda key: self.reconciler.seen(key),
-            routers=lambda: self.reconciler.held_pages(),
+            pods=lambda: self._watching.caches.pods,
+            client=client,
+            routers=lambda path: self.reconciler.router_pages(path),
             changed=self._queue.add,
             recorder=self.told,
             clock=time.time,

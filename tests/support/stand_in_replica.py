@@ -34,6 +34,8 @@ class StandIn:
     address: str
     load: Load = field(default_factory=Load)
     silent: bool = False
+    asked: int = 0
+    """How often it was asked for its load."""
     _totals: dict[str, float] = field(default_factory=dict)
     _server: asyncio.Server | None = None
 
@@ -75,6 +77,7 @@ class StandIn:
         if path == "/metrics":
             return 200, self.page()
         if path == "/v1/paceline/load":
+            self.asked += 1
             said = {"v": 1, "running": self.load.running, "waiting": self.load.waiting, "kv_percent": 0}
             return 200, json.dumps({**said, "prefill_tokens": 0, "decode_tokens": 0, "sequence": 1})
         return 404, "{}"

@@ -1,38 +1,42 @@
 """Looks at every pool that follows load, every few seconds, and remembers how many replicas it should have.
 
-Nothing is written here: a pass orders the count, on the way that a change of the spec takes. Where no service asks for
-it, nobody is asked anything.
+Nothing is written here but the marks of replicas that drain: a pass orders the count, on the way that a change of the
+spec takes. Where no service asks for it, nobody is asked anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_autoscaler.observed import Settings
 from paceline_autoscaler.samples import Absent, Sample, exactly
+from paceline_crds.names import LABEL_POOL, LABEL_SERVICE, derived_name
 from paceline_crds.status import ScalingStatus
-from paceline_kube import JsonObject, Key, key_of
+from paceline_kube import JsonObject, Key, KubeClient, key_of
 from paceline_operator.observed import Observed
 from paceline_operator.recorder import Recorder
 from paceline_operator.render import Desired
 from paceline_operator.rounds import come_round
 
-from .asked import Asked, asked
+from .asked import Asked, asked, longest_request
 from .decide import Memory, decide
 from .direct import RATE_LOOKS, Heard, Pool, Replicas, hear
-from .fleet import ordered, standing, with_counts
+from .drain import Step, marked, step
+from .fleet import Standing, ordered, standing, with_counts
+from .marks import Marks, Routers
 from .told import scaling_status
 
 log = logging.getLogger(__name__)
 
 STATUS_PATH = "/v1/paceline/status"
 INTERVAL_SECONDS = 10.0
-LONGEST_PAUSE = 3.0
-"""Intervals after which what was remembered of the load is no history any more: a new leader begins anew."""
+TEND_SECONDS = 1.0
+LONGEST_PAUSE = 60.0
+"""Seconds without a look after which what was remembered of the load is no history any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,14 @@ class _Service:
     memory: dict[str, Memory] = field(default_factory=dict)
     heard: dict[str, dict[str, Heard]] = field(default_factory=dict)
     told: dict[str, ScalingStatus] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """What passes ask for: what was decided, and replicas that drain."""
+    empty: dict[str, set[str]] = field(default_factory=dict)
+    """Of these, the uids of those that have nothing left."""
+
+    def forget(self, pool: str) -> None:
+        for of in (self.memory, self.heard, self.told, self.counts, self.empty):
+            of.pop(pool, None)
 
 
 class ScalingKeeper:
@@ -63,7 +75,9 @@ class ScalingKeeper:
         *,
         services: Callable[[], Iterable[JsonObject]],
         seen: Callable[[Key], Seen | None],
-        routers: Callable[[], Awaitable[tuple[int, list[Mapping[str, Any]]]]],
+        pods: Callable[[], Iterable[JsonObject]],
+        client: KubeClient,
+        routers: Routers,
         changed: Callable[[Key], None],
         recorder: Recorder,
         clock: Callable[[], float],
@@ -75,7 +89,9 @@ class ScalingKeeper:
         Args:
             services: all of them.
             seen: one as the caches have it; None where it is gone or nothing can be rendered.
-            routers: how many router pods there are, and the bodies of `GET /v1/paceline/status` of those that answer.
+            pods: of all services.
+            client: writes the marks.
+            routers: asks the routers.
             changed: told of each service for which something else was decided than before.
             clock: seconds since the epoch.
             interval: seconds between two looks.
@@ -92,8 +108,14 @@ class ScalingKeeper:
         self._tuning = Settings() if tuning is None else tuning
         self._active = active
         self._replicas = Replicas(clock)
+        self._marks = Marks(client, routers, clock)
+        self._pods = pods
+        self._tended: set[Key] = set()
+        self._one_at_a_time = asyncio.Lock()
         self._known: dict[Key, _Service] = {}
         self._looked: float | None = None
+        self._gaps = (0.0, 0.0)
+        self._pace = interval
 
     def of(self, key: Key) -> Mapping[str, ScalingStatus] | None:
         """What was decided, by pool; None before the first look at a service, or where nothing follows load."""
@@ -101,8 +123,8 @@ class ScalingKeeper:
         return None if known is None else known.told
 
     def all(self) -> Mapping[Key, Mapping[str, ScalingStatus]]:
-        """The same of every service."""
-        return {key: known.told for key, known in self._known.items()}
+        """The same of every service; nothing where another process decides."""
+        return {key: known.told for key, known in self._known.items()} if self._active() else {}
 
     def counts(self, key: Key, service: JsonObject, observed: Observed, desired: Desired) -> Desired:
         """What a pass asks for: the spec's counts, and the decided ones of pools that follow load."""
@@ -110,37 +132,57 @@ class ScalingKeeper:
         if not pools:
             return desired
         known = self._known.get(key)
-        decided: dict[str, int] = {}
+        decided: Mapping[str, int] = {}
         if known is not None and known.uid == observed.uid:
-            decided = {name: one.target for name, one in known.memory.items() if one.target is not None}
+            decided = known.counts
         return with_counts(desired, observed, pools, decided)
 
     def forget(self) -> None:
         """Begin anew: another leader may have decided meanwhile."""
         self._known.clear()
+        self._tended.clear()
 
     async def run(self) -> None:
         """For ever."""
-        await come_round(
-            self.look,
-            active=self._active,
-            interval=self._interval,
-            failure="how many replicas the pools should have could not be decided",
+        await asyncio.gather(
+            come_round(
+                self.look,
+                active=self._active,
+                interval=self._interval,
+                failure="how many replicas the pools should have could not be decided",
+            ),
+            come_round(
+                self.tend,
+                active=self._active,
+                interval=min(TEND_SECONDS, self._interval),
+                failure="replicas that drain could not be looked after",
+            ),
         )
 
     async def look(self) -> None:
         """Ask and decide, once for every pool that follows load."""
+        async with self._one_at_a_time:
+            await self._look()
+
+    async def _look(self) -> None:
         now, before = self._clock(), self._looked
         self._looked = now
-        if before is not None and not 0 <= now - before <= LONGEST_PAUSE * self._interval:
-            self._known.clear()
+        gap = 0.0 if before is None else now - before
+        if not 0 <= gap <= LONGEST_PAUSE + self._interval:
+            self.forget()
+            gap = 0.0
+        # How old an answer may be is judged by how often looks really come round.
+        self._gaps = self._gaps[-1], gap
+        self._pace = max(self._interval, *self._gaps)
         wanted = {key_of(service): pools for service in self._services() if (pools := follows_load(service))}
         for key in self._known.keys() - wanted.keys():
             del self._known[key]
+            self._tended.discard(key)
             self._changed(key)
+        await self._clear_marks()
         if not wanted:
             return
-        count, pages = await self._routers()
+        count, pages = await self._routers(STATUS_PATH)
         await asyncio.gather(
             *(self._service(key, pools, _held(key, count, pages, now)) for key, pools in wanted.items())
         )
@@ -153,9 +195,7 @@ class ScalingKeeper:
         if known is None or known.uid != seen.observed.uid:
             known = self._known[key] = _Service(seen.observed.uid)
         for gone in known.memory.keys() - pools.keys():
-            del known.memory[gone]
-            known.heard.pop(gone, None)
-            known.told.pop(gone, None)
+            known.forget(gone)
         for name, one in pools.items():
             await self._pool(key, known, seen, name, one, held)
 
@@ -166,26 +206,102 @@ class ScalingKeeper:
         memory = known.memory.get(name, Memory())
         ready = {pod.uid for pod in where.ready}
         said = await self._replicas.ask(pod for pod in seen.pods if pod["metadata"]["uid"] in ready)
-        keep = (RATE_LOOKS + 0.5) * self._interval
+        keep = (RATE_LOOKS + 0.5) * self._pace
         heard = known.heard[name] = hear(known.heard.get(name, {}), said, keep)
-        now = self._clock()
+        # As it is by now: asking takes seconds where a replica does not answer.
+        after = self._seen(key)
+        where = None if after is None else standing(after.observed, after.desired, name)
+        if after is None or after.observed.uid != known.uid or where is None:
+            return
+        seen, now = after, self._clock()
+        draining = self._draining(seen, where)
         current = memory.target
         if current is None:
-            current = ordered(seen.observed, seen.desired, name) or pool.initial
-        decision, memory = decide(
-            pool, where, Pool(heard, now, self._interval), held, current, (), memory, self._tuning
-        )
+            current = _at_first(seen, where, name, pool, len(draining))
+        listened = Pool(heard, now, self._pace)
+        decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning)
         known.memory[name] = memory
         before = known.told.get(name)
         sources = ["replicas", *(["routers"] if held is not None else [])]
         told = known.told[name] = scaling_status(name, decision, sources, now, before)
-        if told is before:
-            return
-        log.info("%s/%s: pool %s: %d, %s: %s", *key, name, told.desired, told.reason, told.message)
+        due = self._settle(key, known, seen, name, where)
+        if told is not before:
+            log.info("%s/%s: pool %s: %d, %s: %s", *key, name, told.desired, told.reason, told.message)
+            self._changed(key)
         if decision.replicas != current:
             words = f"Pool {name} goes from {current} to {decision.replicas} replicas: {decision.message}"
             self._recorder.event(seen.service, type="Normal", reason=decision.reason, message=words)
-        self._changed(key)
+        await self._write(seen, due)
+
+    async def tend(self) -> None:
+        """Look after services with replicas that drain: whether these are empty, and whether they still should."""
+        async with self._one_at_a_time:
+            await self._tend()
+
+    async def _tend(self) -> None:
+        for key in sorted(self._tended):
+            seen, known = self._seen(key), self._known.get(key)
+            if seen is None or known is None or known.uid != seen.observed.uid:
+                self._tended.discard(key)
+                continue
+            self._tended.discard(key)  # `_settle` of a pool puts it back
+            for name, memory in list(known.memory.items()):
+                where = standing(seen.observed, seen.desired, name)
+                if where is None or memory.target is None or name not in follows_load(seen.service):
+                    continue
+                draining = self._draining(seen, where)
+                if draining:
+                    going = (pod for pod in seen.pods if pod["metadata"]["uid"] in draining)
+                    known.empty[name] = await self._marks.empty(going)
+                await self._write(seen, self._settle(key, known, seen, name, where))
+
+    def _settle(self, key: Key, known: _Service, seen: Seen, name: str, where: Standing) -> Step:
+        """What is due for a pool, and the count that passes ask for from now on."""
+        target = known.memory[name].target
+        assert target is not None, "a pool that is settled was decided about"
+        now = self._clock()
+        draining = self._draining(seen, where)
+        listened = Pool(known.heard.get(name, {}), now, self._pace)
+        empty = known.empty[name] = known.empty.get(name, set()) & draining.keys()
+        due = step(target, where.pods, draining, empty, listened.busyness, now, longest_request(seen.service))
+        if due.begin or draining:
+            self._tended.add(key)
+        if known.counts.get(name) != due.count:
+            known.counts[name] = due.count
+            self._changed(key)
+        return due
+
+    def _draining(self, seen: Seen, where: Standing) -> dict[str, float]:
+        ours = {pod.uid for pod in where.pods}
+        return self._marks.of(pod for pod in seen.pods if pod["metadata"]["uid"] in ours)
+
+    async def _write(self, seen: Seen, due: Step) -> None:
+        objects = {str(pod["metadata"]["uid"]): pod for pod in seen.pods}
+        for pods, begin in ((due.begin, True), (due.cancel, False)):
+            for pod in pods:
+                await self._marks.write(objects[pod.uid], begin)
+
+    async def _clear_marks(self) -> None:
+        """Take the marks away from replicas of pools that follow load no more."""
+        pods = [pod for pod in self._pods() if marked(pod) is not None and not pod["metadata"].get("deletionTimestamp")]
+        if not pods:
+            return
+        following = {
+            (service["metadata"]["namespace"], derived_name(service["metadata"]["name"]), pool)
+            for service in self._services()
+            for pool in asked(service)
+        }
+        for pod in pods:
+            labels = pod["metadata"].get("labels") or {}
+            whose = pod["metadata"]["namespace"], labels.get(LABEL_SERVICE), labels.get(LABEL_POOL)
+            if whose not in following:
+                await self._marks.write(pod, False)
+
+
+def _at_first(seen: Seen, where: Standing, name: str, pool: Asked, draining: int) -> int:
+    """What was decided before this operator began, as far as the cluster shows it."""
+    count = ordered(seen.observed, seen.desired, name) or pool.initial
+    return max(pool.least, min(count, len(where.pods) - draining)) if draining else count
 
 
 def follows_load(service: JsonObject) -> Mapping[str, Asked]:
