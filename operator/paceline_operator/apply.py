@@ -185,22 +185,28 @@ class Applier:
         body = children.deployment(self._observed, action.name, action.pool, action.replicas)
         if action.before is None:
             await self._must_be_alive()
-            # Not by a create: its fields are to be applied again, and then the maker would be another manager.
-            await self._must_be_free(DEPLOYMENTS, action.name)
+            # Fails where there is one by now, which an apply would set to the count that was judged before.
+            await self._make(DEPLOYMENTS, body)
         else:
             # Never on another Deployment of this name, and only from the state that was judged.
             body["metadata"] |= {"uid": action.uid, "resourceVersion": action.resource_version}
-        try:
-            stored = await self._client.apply(DEPLOYMENTS, body, field_manager=FIELD_MANAGER_OPERATOR)
-        except Conflict as conflict:
-            if not claims(conflict):
-                raise
-            stored = await self._apply_around(body, conflict)
-        self._put(DEPLOYMENTS, stored)
+            self._put(DEPLOYMENTS, await self._apply(body))
         if action.before is None:
             self._tell("DeploymentCreated", f"Created {action.name} with {action.replicas} replicas")
         elif action.before != action.replicas:
             self._tell("Scaled", f"Scaled {action.name} from {action.before} to {action.replicas} replicas")
+
+    async def _apply(self, body: JsonObject) -> JsonObject:
+        """Apply a Deployment over the version that `body` names, around what others have claimed of it.
+
+        Its maker is another manager to the API server, under our name: that one's claims are overruled.
+        """
+        try:
+            return await self._client.apply(DEPLOYMENTS, body, field_manager=FIELD_MANAGER_OPERATOR)
+        except Conflict as conflict:
+            if not claims(conflict):
+                raise
+            return await self._apply_around(body, conflict)
 
     async def _apply_around(self, body: JsonObject, conflict: Conflict) -> JsonObject:
         """Another manager has claimed fields of a Deployment. Replicas and labels are ours; the rest is left to it.
@@ -276,7 +282,7 @@ class Applier:
             self._written.remove(self._key, resource, {"metadata": metadata})
 
     async def _make(self, resource: Resource, body: JsonObject) -> None:
-        """Create a child whose fields never change; one that is there already gets its owner and labels back."""
+        """Create a child; one that is there already gets its owner and labels back."""
         try:
             stored = await self._client.create(resource, body, field_manager=FIELD_MANAGER_OPERATOR)
         except AlreadyExists:
@@ -286,16 +292,18 @@ class Applier:
     async def _take_over(self, resource: Resource, body: JsonObject) -> JsonObject:
         metadata = body["metadata"]
         live = await self._must_be_free(resource, metadata["name"])
-        if live is not None:
-            labels, uid = live["metadata"].get("labels") or {}, self._observed.uid
-            if (
-                ownership(live, uid, self._observed.name) is Ownership.OURS
-                and metadata["labels"].items() <= labels.items()
-            ):
-                # Made by the pass before, or by another leader, and on its way into the caches.
-                return live
-            kept = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
-            body = {**body, "metadata": {**metadata, **kept}}
+        if live is None:
+            # It went between the two calls.
+            return await self._client.create(resource, body, field_manager=FIELD_MANAGER_OPERATOR)
+        labels, uid = live["metadata"].get("labels") or {}, self._observed.uid
+        ours = ownership(live, uid, self._observed.name) is Ownership.OURS
+        if ours and metadata["labels"].items() <= labels.items():
+            # Made by the pass before, or by another leader, and on its way into the caches.
+            return live
+        kept = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
+        body = {**body, "metadata": {**metadata, **kept}}
+        if resource == DEPLOYMENTS:
+            return await self._apply(body)
         return await self._client.apply(resource, body, field_manager=FIELD_MANAGER_OPERATOR, force=True)
 
     async def _must_be_alive(self) -> None:

@@ -26,7 +26,7 @@ class LeaderGuard:
 
     What remains: a process that is stopped between this check and the send, and wakes up seconds later. The writes of
     the reconciler, a status among them, therefore also name the version that they were judged on, and new objects are
-    created, which fails where there is one by now. A Deployment's first apply only follows a look that found none.
+    created, which fails where there is one by now.
     """
 
     def __init__(self, client: KubeClient, remaining: Callable[[], float]) -> None:

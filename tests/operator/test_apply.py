@@ -86,26 +86,26 @@ async def served(server: FakeApiServer) -> str:
     return str(made["metadata"]["uid"])
 
 
-async def test_a_new_service_costs_no_more_calls_than_it_has_children_and_two_looks(server: FakeApiServer) -> None:
+async def test_a_new_service_costs_no_more_calls_than_it_has_children_and_one_look(server: FakeApiServer) -> None:
     taking = applier(server, await served(server))
     for action in CHILDREN:
         await taking.take(action)
     kinds = [(request.split()[0], request.split("?")[0].split("/")[-2:]) for request in server.requests]
-    assert [method for method, _ in kinds] == ["GET", "POST", "POST", "GET", "PATCH", "POST"]
-    assert [path for method, path in kinds if method == "GET"] == [
-        ["inferenceservices", "chat"],
-        ["deployments", NAME],
-    ]
+    assert [method for method, _ in kinds] == ["GET", "POST", "POST", "POST", "POST"]
+    assert [path for method, path in kinds if method == "GET"] == [["inferenceservices", "chat"]]
 
 
 async def test_what_another_leader_made_meanwhile_is_left_as_it_is(server: FakeApiServer) -> None:
     uid = await served(server)
-    for action in (CHILDREN[0], CHILDREN[1]):
+    kinds = (INFERENCEREVISIONS, CONFIGMAPS, DEPLOYMENTS)
+    for action in CHILDREN:
         await applier(server, uid).take(action)
-    made = [(await server.client().list(kind, "demo")).items for kind in (INFERENCEREVISIONS, CONFIGMAPS)]
-    for action in (CHILDREN[0], CHILDREN[1]):
+    await server.client().patch(DEPLOYMENTS, NAME, {"spec": {"replicas": 5}}, "demo")
+    made = [(await server.client().list(kind, "demo")).items for kind in kinds]
+    for action in CHILDREN:
+        # As one that was stopped after its last look, when none of them was there.
         await applier(server, uid).take(action)
-    assert [(await server.client().list(kind, "demo")).items for kind in (INFERENCEREVISIONS, CONFIGMAPS)] == made
+    assert [(await server.client().list(kind, "demo")).items for kind in kinds] == made
 
 
 async def test_a_child_that_lost_its_labels_gets_them_back(server: FakeApiServer) -> None:
@@ -116,6 +116,17 @@ async def test_a_child_that_lost_its_labels_gets_them_back(server: FakeApiServer
     await server.client().patch(CONFIGMAPS, NAME, {"metadata": {"labels": labels}}, "demo")
     await applier(server, uid).take(CHILDREN[1])
     assert (await server.client().get(CONFIGMAPS, NAME, "demo"))["metadata"]["labels"] == made["metadata"]["labels"]
+
+
+async def test_a_deployment_that_lost_its_labels_gets_them_back_and_its_count(server: FakeApiServer) -> None:
+    uid = await served(server)
+    await applier(server, uid).take(CHILDREN[2])
+    made = await server.client().get(DEPLOYMENTS, NAME, "demo")
+    labels = dict.fromkeys(made["metadata"]["labels"])
+    await server.client().patch(DEPLOYMENTS, NAME, {"metadata": {"labels": labels}, "spec": {"replicas": 5}}, "demo")
+    await applier(server, uid).take(CHILDREN[2])
+    now = await server.client().get(DEPLOYMENTS, NAME, "demo")
+    assert (now["metadata"]["labels"], now["spec"]) == (made["metadata"]["labels"], made["spec"])
 
 
 async def test_an_object_of_somebody_else_is_no_child_whatever_its_name(server: FakeApiServer) -> None:
