@@ -29,6 +29,11 @@ BARE = Policy(STEPS)
 START = State("a", generation=7)
 
 
+def judged(state: State, verdict: Verdict) -> Judgement:
+    """A verdict on just this."""
+    return Judgement(state.candidate, state.generation, state.step, state.since, verdict, f"said {verdict}")
+
+
 @dataclass
 class World:
     """A rollout whose surroundings do what they are asked to, unless a test says otherwise. It restarts from the
@@ -54,7 +59,7 @@ class World:
             self.free,
             ready if self.ready is None else self.ready,
             self.state.generation if self.acknowledges else self.state.generation - 1,
-            Judgement(self.state.generation, self.state.step, self.verdict, f"said {self.verdict}"),
+            judged(self.state, self.verdict),
             self.broken,
         )
 
@@ -173,17 +178,27 @@ def test_a_rejected_revision_comes_back_by_order_or_after_the_spec_left_it() -> 
     assert world.state.phase is Phase.SHADOW
 
 
-def test_a_verdict_on_another_step_or_other_weights_counts_for_nothing() -> None:
+def test_a_verdict_on_another_candidate_step_or_traffic_or_from_before_counts_for_nothing() -> None:
     world = World()
     world.until(Phase.JUDGING, 1)
-    seen = world.seen()
+    seen = replace(world.seen(), judgement=None)
+    right = judged(world.state, Verdict.PASS)
+    later = world.now + 1800.0
+    assert transition(world.state, world.asked, replace(seen, judgement=right), later).record is not None
     for judgement in (
         None,
-        Judgement(world.state.generation - 1, 1, Verdict.FAIL, ""),
-        Judgement(world.state.generation, 0, Verdict.FAIL, ""),
-        Judgement(world.state.generation, 0, Verdict.PASS, ""),
+        replace(right, since=world.state.since - 1.0),
+        *(
+            replace(wrong, verdict=verdict)
+            for verdict in (Verdict.PASS, Verdict.FAIL)
+            for wrong in (
+                replace(right, generation=right.generation - 1),
+                replace(right, step=0),
+                replace(right, revision="c"),
+                replace(right, since=world.state.begun - 1.0),
+            )
+        ),
     ):
-        later = world.now + 1800.0
         assert transition(world.state, world.asked, replace(seen, judgement=judgement), later).record is None
 
 
@@ -386,7 +401,7 @@ def look(state: State, moment: tuple, policy: Policy) -> tuple[Asked, Seen]:  # 
         state.base: split.base if ready != "none" else 0,
         state.candidate: split.candidate if ready == "all" else 0,
     }
-    judgement = None if verdict is None else Judgement(state.generation, state.step, verdict, "numbers")
+    judgement = None if verdict is None else judged(state, verdict)
     generation = state.generation if acknowledges else None
     return Asked(revision, policy, order, paused), Seen(total, free, counts, generation, judgement)
 

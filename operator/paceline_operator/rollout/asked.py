@@ -110,15 +110,19 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict, with what it is about: one of another step or of other weights counts for nothing.
+    """A verdict, with what it is about: one of another candidate, step or traffic, or from before, counts for nothing.
 
     Attributes:
+        revision: the candidate.
         generation: of the traffic that was judged.
         step: as in `State.step`.
+        since: of its oldest evidence, seconds since the epoch.
     """
 
+    revision: str
     generation: int
     step: int
+    since: float
     verdict: Verdict
     message: str
 

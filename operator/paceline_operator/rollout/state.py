@@ -49,7 +49,7 @@ class State:
         step: index in `steps` of the step that is prepared, moved to or judged; -1 is the shadow step.
         weight: the candidate's whole percent, as asked of the routers.
         generation: of that traffic; grows with each change of it.
-        since: seconds since the epoch at which the phase began.
+        since, begun: seconds since the epoch at which the phase and the rollout began.
         steps, way: of this rollout, fixed when it began.
         rejected: a revision that was rolled back, and is not begun again by itself while the spec asks for it.
         handled: id of the last order that was followed.
@@ -63,6 +63,7 @@ class State:
     weight: int = 0
     generation: int = 0
     since: float = 0.0
+    begun: float = 0.0
     steps: tuple[Step, ...] = ()
     way: Way = Way.WARM
     rejected: str = ""

@@ -118,6 +118,7 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
         weight=0,
         steps=capacity.steps,
         way=capacity.way,
+        begun=now,
         rejected="",
     )
     if order is not None:
@@ -280,10 +281,13 @@ def _followed(state: State, seen: Seen) -> bool:
 
 
 def _verdict(state: State, seen: Seen) -> tuple[Verdict, str]:
-    judgement = seen.judgement
-    if judgement is None or (judgement.generation, judgement.step) != (state.generation, state.step):
+    said = seen.judgement
+    about = (state.candidate, state.generation, state.step)
+    if said is None or (said.revision, said.generation, said.step) != about or said.since < state.begun:
         return Verdict.NOT_KNOWN, "there is no verdict on this step"
-    return judgement.verdict, judgement.message
+    if said.verdict is Verdict.PASS and said.since < state.since:
+        return Verdict.NOT_KNOWN, "the verdict is on what was before this step"
+    return said.verdict, said.message
 
 
 def _times(state: State, policy: Policy) -> Step:
