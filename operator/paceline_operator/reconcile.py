@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline_crds.conditions import ConditionStatus, ConditionType, Reason
+from paceline_crds.conditions import Reason
 from paceline_crds.names import FIELD_MANAGER_OPERATOR, LABEL_SERVICE, derived_name
 from paceline_crds.service import DriftPolicy
 from paceline_crds.status import ScalingStatus
@@ -33,12 +33,14 @@ from paceline_kube.pods import is_ready
 from paceline_kube.store import IndexFunction
 
 from .actions import Phase, Plan, tidies
+from .announcements import announce
 from .apply import Applier, NameTaken, ServiceGone
 from .budgets import budgets
 from .drift.compare import Drift, World
 from .drift.repair import Repair, repair
 from .drift.world import world_of
 from .failures import Problem, is_refusal, refusal
+from .fights import WORDS, Fights
 from .gather import RevisionReader, gather
 from .keys import has_keys, told_before
 from .observed import Observed
@@ -79,9 +81,6 @@ UNSEEN_SECONDS = KEEP_SECONDS + 1.0
 
 CONFLICT_SECONDS = 0.2
 POLL_MOST_SECONDS = 5.0
-
-QUIET = frozenset({Reason.ROLLING_OUT, Reason.STARTING, Reason.SUSPENDED})
-"""Reasons of a Ready that is False without anything being wrong."""
 
 
 def child_indexes() -> dict[str, IndexFunction]:
@@ -177,6 +176,7 @@ class Reconciler:
         self._repaired: dict[Key, float] = {}
         self._failing: dict[Key, float] = {}
         self._start_ups = StartUps()
+        self._fights = Fights(time.monotonic)
         self._worlds: dict[Key, tuple[tuple[Any, ...], World]] = {}
 
     async def prepare(self) -> None:
@@ -364,6 +364,7 @@ class Reconciler:
         self._uids.pop(key, None)
         self._repaired.pop(key, None)
         self._failing.pop(key, None)
+        self._fights.forget(key)
         self._caches.records.forget(key)
         self._worlds.pop(key, None)
         self._pod_events.forget(key)
@@ -461,6 +462,8 @@ class Reconciler:
             new = with_last_looks(new, old, situation)
         if new == old:
             return None
+        if (pause := self._fights.wait(key, new)) > 0:
+            return pause
         patch = {
             # So a leader that was held up, and is none any more, overwrites nothing that was said since.
             "metadata": {"resourceVersion": service["metadata"]["resourceVersion"]},
@@ -480,38 +483,7 @@ class Reconciler:
             return UNTOLD_SECONDS
         if stored["metadata"]["uid"] == observed.uid:
             self._written.put(key, INFERENCESERVICES, stored)
-        self._announce(service, _ready(conditions), _ready(new["conditions"]))
-        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.MODEL_NAME_CONFLICT))
-        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.CRD_OUTDATED))
-        self._warn_anew(service, conditions, _condition(new["conditions"], ConditionType.SHAPES_OUT_OF_REACH))
-        traffic = _condition(new["conditions"], ConditionType.TRAFFIC_READY)
-        if traffic.get("reason") == Reason.KEYS_UNREADABLE:
-            self._warn_anew(service, conditions, traffic, reason=Reason.KEYS_UNREADABLE)
-        drifted = _condition(new["conditions"], ConditionType.CONFIG_IN_SYNC)
-        if drifted.get("reason") == Reason.DRIFTED:
-            self._warn_anew(service, conditions, drifted, reason="ConfigDrift")
+        announce(self._recorder, service, conditions, new["conditions"])
+        if self._fights.wrote(key, new):
+            self._recorder.event(service, type="Warning", reason="StatusOverwritten", message=WORDS)
         return None
-
-    def _warn_anew(
-        self, service: JsonObject, before: Iterable[dict[str, Any]], now: dict[str, Any], reason: str | None = None
-    ) -> None:
-        """A warning for a condition that is there and says something else than before."""
-        if now and now["message"] != _condition(before, now["type"]).get("message"):
-            self._recorder.event(service, type="Warning", reason=reason or now["type"], message=now["message"])
-
-    def _announce(self, service: JsonObject, old: dict[str, Any], new: dict[str, Any]) -> None:
-        """An event where Ready has become true, or false for another reason."""
-        if (old.get("status"), old.get("reason")) == (new["status"], new["reason"]):
-            return
-        if new["status"] == ConditionStatus.TRUE:
-            self._recorder.event(service, type="Normal", reason="Ready", message=new["message"])
-        elif new["reason"] not in QUIET:
-            self._recorder.event(service, type="Warning", reason=new["reason"], message=new["message"])
-
-
-def _ready(conditions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return _condition(conditions, ConditionType.READY)
-
-
-def _condition(conditions: Iterable[dict[str, Any]], type: str) -> dict[str, Any]:
-    return next((c for c in conditions if c.get("type") == type), {})
