@@ -23,6 +23,28 @@ def _load(cache, offsets, mask, dtype: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def _at(base, token, heads, dims, stride_token, stride_head):
+    """Where heads of a token (or of a column of tokens) lie: [ROWS, DIMS]."""
+    return base + token * stride_token + heads[:, None] * stride_head + dims[None, :]
+
+
+@triton.jit
+def _no_sums(ROWS: tl.constexpr, DIMS: tl.constexpr):
+    """Sums, maximum and total weight of rows that have seen nothing yet."""
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    return acc, top, total
+
+
+@triton.jit
+def _store_rows(places, acc, total, mask):
+    """The rows' results; zeros where nothing was seen."""
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(places, acc.to(places.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _attend(
     query,
     acc,
@@ -154,14 +176,10 @@ def decode_kernel(
     dims = tl.arange(0, DIMS)
     heads = kv_head * GROUP + rows
     mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    q = tl.load(
-        query + token * stride_query_token + heads[:, None] * stride_query_head + dims[None, :], mask=mask, other=0.0
-    )
+    q = tl.load(_at(query, token, heads, dims, stride_query_token, stride_query_head), mask=mask, other=0.0)
     if SCALES == "head":
         scale = scale * tl.load(key_scale + kv_head)
-    acc = tl.zeros([ROWS, DIMS], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    acc, top, total = _no_sums(ROWS, DIMS)
     start, end = _split(seq_len, window, split, SPLITS, TOKENS, WINDOWED)
     for base in range(start, end, TOKENS):
         acc, top, total = _attend(
@@ -199,12 +217,7 @@ def decode_kernel(
     if SCALES == "head":
         acc *= tl.load(value_scale + kv_head)
     if SPLITS == 1:
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(
-            out + token * stride_out_token + heads[:, None] * stride_out_head + dims[None, :],
-            acc.to(out.dtype.element_ty),
-            mask=mask,
-        )
+        _store_rows(_at(out, token, heads, dims, stride_out_token, stride_out_head), acc, total, mask)
     else:
         place = (nth.to(tl.int64) * KV_HEADS * GROUP + heads) * SPLITS + split
         tl.store(parts + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=mask)
@@ -309,17 +322,11 @@ def varlen_kernel(
     position = before + token
     heads = kv_head * GROUP + rows % GROUP
     mask = ((rows < ROWS // GROUP * GROUP) & (token < new))[:, None] & (dims < HEAD_DIM)[None, :]
-    places = (begin + token).to(tl.int64)
-    q = tl.load(
-        query + places[:, None] * stride_query_token + heads[:, None] * stride_query_head + dims[None, :],
-        mask=mask,
-        other=0.0,
-    )
+    places = (begin + token).to(tl.int64)[:, None]
+    q = tl.load(_at(query, places, heads, dims, stride_query_token, stride_query_head), mask=mask, other=0.0)
     if SCALES == "head":
         scale = scale * tl.load(key_scale + kv_head)
-    acc = tl.zeros([ROWS, DIMS], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    acc, top, total = _no_sums(ROWS, DIMS)
     table = block_table + sequence * stride_table
     end = tl.minimum(before + first + ROWS // GROUP, seq_len)
     # What the first row sees all rows see, unless there is a window: no mask is needed there.
@@ -395,9 +402,4 @@ def varlen_kernel(
         )
     if SCALES == "head":
         acc *= tl.load(value_scale + kv_head)
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(
-        out + places[:, None] * stride_out_token + heads[:, None] * stride_out_head + dims[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=mask,
-    )
+    _store_rows(_at(out, places, heads, dims, stride_out_token, stride_out_head), acc, total, mask)
