@@ -18,6 +18,7 @@ from paceline_runtime.model.kv_mover import KVMover
 from paceline_runtime.model.runner import ModelRunner, pick_device
 from paceline_runtime.model.source import ModelFiles, locate
 from paceline_runtime.model.spec import ModelSpec
+from paceline_runtime.model.torch_llama import check_heads_for
 
 from .block_manager import BlockManager
 from .hashing import hash_seed
@@ -54,16 +55,18 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
     """
     started = time.monotonic()
     files = locate(config.model.source)
+    checkpoint = open_checkpoint(files)
+    spec = checkpoint.spec
+    config = fit_model_length(config, spec.max_position)
+    device, dtype = pick_device(config.parameters.dtype)
+    check_heads_for(spec, device)
+    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    config, num_blocks = fit_cache(config, bytes_per_token)
+    parameters = config.parameters
+    # What cannot work is refused by now: a failure further on waits for the whole file to be read.
     with ThreadPoolExecutor(1) as pool:
         # Hashing and reading overlap: both wait for the same pages.
         digesting = pool.submit(digest, files)
-        checkpoint = open_checkpoint(files)
-        spec = checkpoint.spec
-        config = fit_model_length(config, spec.max_position)
-        device, dtype = pick_device(config.parameters.dtype)
-        bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
-        config, num_blocks = fit_cache(config, bytes_per_token)
-        parameters = config.parameters
         runner = ModelRunner(
             checkpoint,
             device=device,

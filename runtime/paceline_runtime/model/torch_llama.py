@@ -26,6 +26,7 @@ from .inputs import SequenceInput
 from .llama import LlamaModel
 from .sampling import Draws
 from .source import ModelInvalid
+from .spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +232,28 @@ def _pairs(waiting: Awaited, rows: int) -> Callable[[], list[tuple[int, float]]]
     return result
 
 
-def _attention_shape(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[AttentionShape, int]:
-    """What the attention is cut up by: heads, and the device's multiprocessors."""
-    spec = checkpoint.spec
+def check_heads_for(spec: ModelSpec, device: torch.device) -> None:
+    """Test that the attention kernels of a device take a model's heads. The reference on a CPU takes any.
+
+    Raises:
+        ModelInvalid: they do not.
+    """
     if device.type != "cuda":
-        # The reference takes sequences whole, of any heads, also of such as the kernels of a GPU do not take.
-        return AttentionShape(1, 1, 64, dtype.itemsize), 1
+        return
     try:
         check_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
     except ValueError as error:
-        raise ModelInvalid(f"the kernels on a GPU do not take this model: {error}") from error
+        raise ModelInvalid(
+            f"the kernels on a GPU do not take this model: {error}; serve it on a CPU, or take another model"
+        ) from error
+
+
+def _attention_shape(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> tuple[AttentionShape, int]:
+    """What the attention is cut up by: heads, and the device's multiprocessors."""
+    spec = checkpoint.spec
+    check_heads_for(spec, device)
+    if device.type != "cuda":
+        # The reference takes sequences whole, so its tiles are nobody's.
+        return AttentionShape(1, 1, 64, dtype.itemsize), 1
     shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
     return shape, torch.cuda.get_device_properties(device).multi_processor_count
