@@ -23,6 +23,8 @@ class Signal(enum.StrEnum):
     TPOT_P50 = "TPOTP50"
     TPOT_P90 = "TPOTP90"
     TPOT_P99 = "TPOTP99"
+    LENGTH_P50 = "LengthP50"
+    LENGTH_P90 = "LengthP90"
     ERROR_RATE = "ErrorRate"
     CANCELLED = "Cancelled"
     GOODPUT = "Goodput"
@@ -43,8 +45,13 @@ QUANTILES: Mapping[Signal, tuple[str, float]] = {
     Signal.TPOT_P50: ("tpot", 0.5),
     Signal.TPOT_P90: ("tpot", 0.9),
     Signal.TPOT_P99: ("tpot", 0.99),
+    Signal.LENGTH_P50: ("length", 0.5),
+    Signal.LENGTH_P90: ("length", 0.9),
 }
-"""Which times, and which share of them."""
+"""Which values, and which share of them."""
+
+EITHER_WAY = frozenset({Signal.LENGTH_P50, Signal.LENGTH_P90})
+"""Longer answers cost more and shorter ones say less: both are a regression."""
 
 MORE_IS_BETTER = frozenset({Signal.GOODPUT, Signal.HIT_RATE, Signal.THROUGHPUT})
 
@@ -55,6 +62,7 @@ class Seen:
 
     Attributes:
         ttft, tpot: seconds, of the requests that ended in it.
+        length: of answers, thousands of tokens (or characters, where tokens are not known).
         throughput: answer tokens per second and replica.
         shares: by signal: failed requests of all; requests whose client left; requests within the objectives;
             preemptions of requests (a request counts once); prompt tokens found in the cache of all; of replayed pairs
@@ -63,6 +71,7 @@ class Seen:
 
     ttft: Sketch | None = None
     tpot: Sketch | None = None
+    length: Sketch | None = None
     throughput: float | None = None
     shares: Mapping[Signal, Share] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline_crds.sketch import Sketch
 
-from .evidence import MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
+from .evidence import EITHER_WAY, MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
 from .sequential import Interval
 from .share import NOTHING, Share
 from .verdict import FEWEST_WINDOWS, Gate, judge_gate
@@ -58,7 +58,7 @@ def prospect(gate: Gate, base: Seen, traffic: Traffic, duration: float, alpha: f
         alpha: of this gate in this step.
 
     Raises:
-        ValueError: the gate is on throughput, whose spread between windows is not known beforehand, or the base says
+        ValueError: the gate is on throughput or length, which cannot be planned, or the base says
             nothing of the signal.
     """
     seconds = _seconds(gate, base, traffic, alpha)
@@ -134,7 +134,7 @@ def _expected(gate: Gate, base: Seen, traffic: Traffic, duration: float, alpha: 
 
 def _scaled(signal: Signal, base: Seen, requests: float, by: float) -> Seen:
     """The same spread with so many requests; a share is moved by `by`."""
-    if signal in QUANTILES:
+    if signal in QUANTILES and signal not in EITHER_WAY:
         name = QUANTILES[signal][0]
         sketch: Sketch | None = getattr(base, name)
         if sketch is None or not sketch.count:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from paceline_crds.sketch import Sketch
+
 from .compare import Both, Comparison
 from .share import NOTHING, Share
 
@@ -18,13 +20,13 @@ class Side:
 
     Attributes:
         answers: how many.
-        length: sum of their lengths, in units.
+        length: of each, thousands of units.
         finish_reasons: how often each came; None stands for answers that broke off.
         refused, json_invalid, tool_calls_invalid: of those of which it was a question.
     """
 
     answers: int = 0
-    length: int = 0
+    length: Sketch = field(default_factory=Sketch)
     finish_reasons: Counter[str | None] = field(default_factory=Counter)
     refused: Share = NOTHING
     json_invalid: Share = NOTHING
@@ -33,7 +35,7 @@ class Side:
     def __add__(self, other: Side) -> Side:
         return Side(
             self.answers + other.answers,
-            self.length + other.length,
+            self.length.merged(other.length),
             self.finish_reasons + other.finish_reasons,
             self.refused + other.refused,
             self.json_invalid + other.json_invalid,
@@ -86,7 +88,7 @@ def _of(one: Comparison) -> Tally:
     sides = Both(
         Side(
             1,
-            one.length.base,
+            Sketch.of([one.length.base / 1000.0]),
             Counter([one.finish_reason.base]),
             _share(one.refused.base),
             _share(_not(one.json_valid.base)),
@@ -94,7 +96,7 @@ def _of(one: Comparison) -> Tally:
         ),
         Side(
             1,
-            one.length.candidate,
+            Sketch.of([one.length.candidate / 1000.0]),
             Counter([one.finish_reason.candidate]),
             _share(one.refused.candidate),
             _share(_not(one.json_valid.candidate)),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .evidence import MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
+from .evidence import EITHER_WAY, MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
 from .sequential import Interval, Unknown, dispersion, interval, joint_interval, mean_of, quantile_of
 from .share import NOTHING, Share
 from .spread import RESOLUTION_PERCENT, Spread, below
@@ -55,8 +55,8 @@ class Gate:
 
     Attributes:
         signal: what is looked at.
-        margin: how much worse is still no worse: percent of the base's value for times and throughput, points
-            (of 100) for shares.
+        margin: how much worse is still no worse: percent of the base's value for times, lengths and throughput,
+            points (of 100) for shares.
         min_samples: requests (pairs, tokens, or windows for throughput) of each version before anything is said.
         settle: seconds after the step began that are left out: warm-up, or until caches are filled.
         stale_after: seconds after which the newest window is too old to say anything.
@@ -268,17 +268,19 @@ def _times(gate: Gate, windows: Sequence[Window], alpha: float) -> Finding:
         spreads.append((spread, dispersion([(below(sketch, at), sketch.count) for sketch in sketches])))
     (base, base_dispersion), (candidate, candidate_dispersion) = spreads
     effective = (base.count / base_dispersion, candidate.count / candidate_dispersion)
-    ratio = joint_interval(
+    found = joint_interval(
         quantile_of(level, effective[0], base.at), quantile_of(level, effective[1], candidate.at), alpha, _ratio
     )
     values = (base.at(level) if base.count else None, candidate.at(level) if candidate.count else None)
-    return _decide(
-        gate,
-        (base.count, candidate.count),
-        values,
-        Interval(100.0 * (ratio.low - 1.0), 100.0 * (ratio.high - 1.0)),
-        effective,
-    )
+    change = Interval(100.0 * (found.low - 1.0), 100.0 * (found.high - 1.0))
+    regression = _either_way(change) if gate.signal in EITHER_WAY else change
+    return _decide(gate, (base.count, candidate.count), values, regression, effective)
+
+
+def _either_way(change: Interval) -> Interval:
+    if change.low <= 0.0 <= change.high:
+        return Interval(0.0, max(-change.low, change.high))
+    return change if change.low > 0.0 else Interval(-change.high, -change.low)
 
 
 def _ratio(candidate: float, base: float) -> float:
@@ -360,5 +362,7 @@ def _value(gate: Gate, value: float | None) -> str:
     if value is None or math.isinf(value):
         return "not known"
     if gate.signal in QUANTILES:
+        if gate.signal in EITHER_WAY:
+            return f"{1000.0 * value:.0f} units"
         return f"{1000.0 * value:.0f} ms" if value >= 0.01 else f"{1000.0 * value:.2f} ms"
     return f"{value:.1f} tokens/s" if gate.signal is Signal.THROUGHPUT else f"{100.0 * value:.2f} %"

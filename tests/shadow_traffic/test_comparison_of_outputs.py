@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_crds.sketch import Sketch
 from paceline_shadow_traffic.answers import Answer, Asked, Mode, ToolCall, mode_of
 from paceline_shadow_traffic.compare import compare
 from paceline_shadow_traffic.distance import edit_distance, first_divergence, normalised_edit_distance
@@ -175,5 +176,5 @@ def test_tallies_add_up() -> None:
     assert total.divergences == {1: 1}
     assert total.finish_changed == Share(0, 1)
     assert total.sides.candidate.truncated == Share(1, 3)
-    assert total.sides.candidate.length == 8
+    assert total.sides.candidate.length == Sketch.of([0.002, 0.002, 0.004])
     assert NOTHING.value is None

@@ -256,5 +256,7 @@ def test_a_step_that_can_never_know_says_so() -> None:
 
 
 def test_what_nothing_is_known_of_cannot_be_planned() -> None:
+    with pytest.raises(ValueError, match="only gates on times and shares"):
+        prospect(Gate(Signal.LENGTH_P50, 20.0), BASE, Traffic(3.0, 0.05), 3600.0, ALPHA)
     with pytest.raises(ValueError, match="nothing is known of TPOTP99"):
         prospect(Gate(Signal.TPOT_P99, 15.0), BASE, Traffic(3.0, 0.05), 3600.0, ALPHA)
