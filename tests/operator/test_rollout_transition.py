@@ -19,6 +19,7 @@ from paceline_operator.rollout.asked import (
     Seen,
     Step,
 )
+from paceline_operator.rollout.exposure import Shape
 from paceline_operator.rollout.state import SHADOW_STEP, Phase, State
 from paceline_operator.rollout.transition import Record, transition
 from paceline_shadow_traffic.verdict import Verdict
@@ -176,6 +177,20 @@ def test_a_rejected_revision_comes_back_by_order_or_after_the_spec_left_it() -> 
     world.asked = Asked("b", POLICY)
     world.settle()
     assert world.state.phase is Phase.SHADOW
+
+
+def test_shapes_meet_the_candidate_in_order_and_keep_their_weights_over_a_restart() -> None:
+    shapes = (Shape("Legal", 0.5, sensitive=True), Shape("Chat", 0.5))
+    world = World(asked=replace(Asked("b", BARE), shapes=shapes))
+    world.until(Phase.JUDGING, 1)
+    assert world.state.exposure == {"Chat": 50, "Legal": 0}
+    world.asked = replace(world.asked, shapes=(Shape("Chat", 1.0),))
+    world.settle()
+    assert world.state.exposure == {"Chat": 50, "Legal": 0}
+    world.verdict = Verdict.FAIL
+    world.settle()
+    assert world.records[-2].reason == "GateWorse"
+    assert set(world.state.exposure.values()) <= {0}
 
 
 def test_a_verdict_on_another_candidate_step_or_traffic_or_from_before_counts_for_nothing() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from paceline_shadow_traffic.verdict import Verdict
 
+from .exposure import Shape
+
 
 class OnNotKnown(enum.StrEnum):
     """What happens when a step's time is over and nothing is known."""
@@ -99,6 +101,7 @@ class Asked:
     Attributes:
         revision: that should serve in the end.
         order: the order that stands, whether it was followed or not.
+        shapes: of the service's requests, if they are to be moved one after the other; none: all alike.
         paused: nothing is given more traffic; a rollback goes on.
     """
 
@@ -106,6 +109,7 @@ class Asked:
     policy: Policy
     order: Order | None = None
     paused: bool = False
+    shapes: tuple[Shape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .asked import Step
 from .capacity import Capacity, Split, Way, split
+from .exposure import Dealt, exposure
 
 SHADOW_STEP = -1
 _ONE_REPLICA = Step(1, 0.0, 0.0, replicas=1)
@@ -50,7 +52,7 @@ class State:
         weight: the candidate's whole percent, as asked of the routers.
         generation: of that traffic; grows with each change of it.
         since, begun: seconds since the epoch at which the phase and the rollout began.
-        steps, way: of this rollout, fixed when it began.
+        steps, way, shapes: of this rollout, fixed when it began, so that a weight always means the same.
         rejected: a revision that was rolled back, and is not begun again by itself while the spec asks for it.
         handled: id of the last order that was followed.
         reason, message: why it is where it is.
@@ -66,6 +68,7 @@ class State:
     begun: float = 0.0
     steps: tuple[Step, ...] = ()
     way: Way = Way.WARM
+    shapes: Dealt = ()
     rejected: str = ""
     handled: str = ""
     reason: str = "AsAsked"
@@ -76,6 +79,11 @@ class State:
         """Whole percent by revision: one revision or two, 100 together."""
         shares = {self.base: 100 - self.weight, self.candidate: self.weight}
         return {revision: weight for revision, weight in shares.items() if weight}
+
+    @property
+    def exposure(self) -> Mapping[str, int]:
+        """The candidate's whole percent by shape; empty where all shapes are alike, at `weight`."""
+        return exposure(self.shapes, self.weight)
 
     @property
     def shadows(self) -> bool:
@@ -116,8 +124,9 @@ class State:
         try:
             value: dict[str, Any] = json.loads(text)
             steps = tuple(Step(**step) for step in value.pop("steps"))
+            shapes = tuple((str(name), float(share)) for name, share in value.pop("shapes"))
             phase, way = Phase(value.pop("phase")), Way(value.pop("way"))
-            return cls(**value, steps=steps, phase=phase, way=way)
+            return cls(**value, steps=steps, shapes=shapes, phase=phase, way=way)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of a rollout: {error}") from None
 
