@@ -135,6 +135,7 @@ class Plan:
     Attributes:
         poll: something outside the API server is waited for: look again soon.
         again: seconds after which something is due although nothing changes; None: nothing is.
+        conflict: what is waited for is somebody else's object under a name that is needed.
     """
 
     phase: Phase
@@ -142,6 +143,7 @@ class Plan:
     waiting: str = ""
     poll: bool = False
     again: float | None = None
+    conflict: bool = False
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -125,13 +125,15 @@ class Applier:
             if live is None:
                 # It went between the two calls, which the next pass is told of.
                 return
-            now = record_of(live)
-            if now is not None and now.generation >= record.generation:
+            now, labels = record_of(live), lost["metadata"]["labels"]
+            counts = now is not None and now.generation >= record.generation
+            if counts and labels.items() <= (live["metadata"].get("labels") or {}).items():
                 self._put(INFERENCEREVISIONS, live)
                 return
-            text = lost["metadata"]["annotations"][ANNOTATION_ROLLOUT]
-            version = live["metadata"]["resourceVersion"]
-            body = {"metadata": {"resourceVersion": version, "annotations": {ANNOTATION_ROLLOUT: text}}}
+            metadata: dict[str, Any] = {"resourceVersion": live["metadata"]["resourceVersion"], "labels": labels}
+            if not counts:
+                metadata["annotations"] = {ANNOTATION_ROLLOUT: lost["metadata"]["annotations"][ANNOTATION_ROLLOUT]}
+            body = {"metadata": metadata}
             stored = await self._client.patch(
                 INFERENCEREVISIONS, name, body, self._observed.namespace, field_manager=FIELD_MANAGER_OPERATOR
             )

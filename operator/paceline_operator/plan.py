@@ -59,8 +59,10 @@ def plan(observed: Observed, desired: Desired, now: float, limits: Limits) -> Pl
     """
     if desired.suspended:
         return Plan(Phase.SUSPENDED, waiting="spec.suspend is true")
-    if blocked := _blocked(observed, desired):
-        return Plan(Phase.BLOCKED, waiting=blocked, poll=True)
+    if taken := _taken(observed, desired):
+        return Plan(Phase.BLOCKED, waiting=taken, poll=True, conflict=True)
+    if going := _going(observed, desired):
+        return Plan(Phase.BLOCKED, waiting=going, poll=True)
 
     actions: list[Action] = []
     known = observed.revision(desired.revision)
@@ -111,8 +113,8 @@ def asks_routers(observed: Observed, desired: Desired) -> bool:
     return any(d.replicas for d in strays)
 
 
-def _blocked(observed: Observed, desired: Desired) -> str:
-    """Names that are taken by objects which are not ours, or on their way out."""
+def _taken(observed: Observed, desired: Desired) -> str:
+    """Which name that is needed is taken by an object that is not ours, in words; empty where none is."""
     revision = observed.revision(desired.revision)
     if revision is not None and revision.owner is Ownership.FOREIGN:
         return f"InferenceRevision {revision.name} belongs to another owner and has to go first"
@@ -121,11 +123,16 @@ def _blocked(observed: Observed, desired: Desired) -> str:
         deployment, config = observed.deployment(name), observed.config_map(name)
         if deployment is not None and deployment.owner is Ownership.FOREIGN:
             return f"Deployment {name} belongs to another owner and has to go first"
-        if deployment is not None and deployment.deleting:
-            return f"Deployment {name} is being deleted and is made anew when it is gone"
         if config is not None and config.owner is Ownership.FOREIGN:
             return f"ConfigMap {name} belongs to another owner and has to go first"
     return ""
+
+
+def _going(observed: Observed, desired: Desired) -> str:
+    """Which Deployment that is needed is on its way out, in words; empty where none is."""
+    seen = (observed.deployment(child_name(observed.name, pool)) for pool in desired.pools)
+    going = [deployment.name for deployment in seen if deployment is not None and deployment.deleting]
+    return f"Deployment {going[0]} is being deleted and is made anew when it is gone" if going else ""
 
 
 def _move(

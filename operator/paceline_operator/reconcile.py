@@ -410,13 +410,20 @@ class Reconciler:
                     return problem
                 # Nothing that was asked for waits for it; it is tried again when the service is looked at next.
                 self._recorder.event(service, type="Warning", reason="TidyingRefused", message=problem.sentence)
-        self._failing.pop((observed.namespace, observed.name), None)
+        if not steps.conflict:
+            self._failing.pop((observed.namespace, observed.name), None)
+        elif self._has_lasted((observed.namespace, observed.name)):
+            # Children of a former service of the name go by themselves; what stays is for somebody to take away.
+            return Problem(Reason.RESOURCE_CONFLICT, f"{steps.waiting}; it is not touched")
         return None
 
     def _lasts(self, error: ApiError, key: Key) -> bool:
         """Whether an error that mostly passes has kept a service up for so long that people have to know."""
         if isinstance(error, Conflict | TooManyRequests):
             return False
+        return self._has_lasted(key)
+
+    def _has_lasted(self, key: Key) -> bool:
         now = time.monotonic()
         return now - self._failing.setdefault(key, now) > LASTING_SECONDS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline_crds.names import ANNOTATION_ROLLOUT
+from paceline_crds.names import ANNOTATION_ROLLOUT, LABEL_SERVICE
 from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, Change, JsonObject
 from paceline_operator.observed import Entry, Observed, Ownership, RevisionView, Traffic
 from paceline_operator.records import Records, record_of
@@ -109,6 +109,9 @@ def test_a_record_written_by_hand_that_says_nothing_sound_is_none(odd: str) -> N
     assert Traffic.from_json("chat-b", odd) is None
 
 
+NO_LABEL = {LABEL_SERVICE: None}
+"""Without it the informers, which look for the label, do not see the revision any more."""
+
 SITUATIONS: dict[str, dict[str, Any]] = {
     "pinned": {"runtime": {"maxNumSeqs": 9}},
     "suspended": {"runtime": {"maxNumSeqs": 9}, "suspend": True},
@@ -118,7 +121,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("how", ["revision deleted", "record taken off"])
+@pytest.mark.parametrize("how", ["revision deleted", "record taken off", "label taken off"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 async def test_what_serves_goes_on_getting_requests_though_its_record_is_taken_away(
     world, make_service, situation: str, how: str
@@ -150,12 +153,14 @@ async def test_what_serves_goes_on_getting_requests_though_its_record_is_taken_a
         if how == "revision deleted":
             await world.client.delete(INFERENCEREVISIONS, serves, world.namespace)
         else:
-            patch = {"metadata": {"annotations": {ANNOTATION_ROLLOUT: None}}}
+            taken = {"annotations": {ANNOTATION_ROLLOUT: None}} if how == "record taken off" else {"labels": NO_LABEL}
+            patch = {"metadata": taken}
             await world.client.patch(INFERENCEREVISIONS, serves, patch, world.namespace, field_manager="admin")
 
         async def back() -> bool:
             kept = {r["metadata"]["name"]: r for r in await world.all(INFERENCEREVISIONS)}
-            return serves in kept and record_of(kept[serves]) is not None
+            labels = kept[serves]["metadata"].get("labels") or {} if serves in kept else {}
+            return LABEL_SERVICE in labels and record_of(kept[serves]) is not None
 
         await world.until(back, "the record is there again")
         for _ in range(3):

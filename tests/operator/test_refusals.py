@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline_kube import DEPLOYMENTS, ApiError, Store
 from paceline_kube import INFERENCESERVICES as SERVICES
-from paceline_kube import ApiError, Store
 from paceline_kube.errors import error_from_status
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator.failures import is_refusal, refusal
@@ -104,6 +104,24 @@ async def test_an_error_that_mostly_passes_is_told_once_it_lasts(
     monkeypatch.setattr("paceline_operator.reconcile.time.monotonic", lambda: later)
     await desk.reconciler.reconcile("demo", "chat")
     assert "the disk is on fire" in (await desk.ready())["message"]
+
+
+async def test_a_child_that_another_owner_took_is_told_once_it_stays_so(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.reconciler.reconcile("demo", "chat")
+    [made] = (await desk.client.list(DEPLOYMENTS, "demo")).items
+    made["metadata"] |= {"resourceVersion": "999999", "ownerReferences": [{"uid": "theirs", "controller": True}]}
+    desk.caches.deployments.put(made)
+    await desk.reconciler.reconcile("demo", "chat")
+    assert (await desk.ready())["reason"] == "Starting", "it may be a child of a former service, which goes by itself"
+    later = time.monotonic() + LASTING_SECONDS + 1
+    monkeypatch.setattr("paceline_operator.reconcile.time.monotonic", lambda: later)
+    await desk.reconciler.reconcile("demo", "chat")
+    ready = await desk.ready()
+    assert ready["reason"] == "ResourceConflict"
+    assert "belongs to another owner and has to go first" in ready["message"]
+    assert "ResourceConflict" in {reason for reason, _ in desk.told}
 
 
 async def test_a_budget_that_is_refused_is_told_by_an_event_and_nothing_waits_for_it(
