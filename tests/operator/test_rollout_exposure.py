@@ -9,11 +9,6 @@ from paceline_operator.rollout.exposure import Shape, dealt, exposure
 
 CHAT, CODE = Shape("Chat", 0.6), Shape("Code", 0.3)
 LEGAL, RARE = Shape("Legal", 0.1, sensitive=True), Shape("Rare", None)
-    Shape("Chat", 0.6),
-    Shape("Code", 0.3),
-    Shape("Legal", 0.1, sensitive=True),
-    Shape("Rare", None),
-)
 ORDER = dealt((LEGAL, RARE, CODE, CHAT))
 
 
