@@ -180,3 +180,36 @@ async def test_a_drain_is_taken_back_when_load_returns(world: World, make_servic
         await world.until(none_drains, "its mark is taken away")
         assert await living(world) == both
         assert operator.errors == []
+
+
+async def test_who_scales_by_hand_changes_nothing_where_the_count_follows_load(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    async with nodes_of(world) as nodes, scaling(world) as operator:
+        nodes.set_load(Load(running=5))
+        await world.apply(make_service(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 3}))
+        await world.until_ready()
+        scaled = {"spec": {"replicas": 5}}
+        await world.client.patch(INFERENCESERVICES, "chat", scaled, world.namespace, subresource="scale")
+        generation = (await world.get(INFERENCESERVICES, "chat"))["metadata"]["generation"]
+
+        async def seen() -> bool:
+            return (await world.get(INFERENCESERVICES, "chat"))["status"]["observedGeneration"] == generation
+
+        await world.until(seen, "the operator has seen the scale of the service")
+        assert await counts(world) == [2]
+        [deployment] = await world.all(DEPLOYMENTS)
+        await world.client.patch(DEPLOYMENTS, deployment["metadata"]["name"], scaled, world.namespace)
+        # Those that are not ready yet go at once, others as any replica that is too many: when they are empty.
+        nodes.set_load(Load())
+        await until_count(world, 2)
+        # With a fixed count the spec's is in force again.
+        await world.apply(make_service(replicas=3, scaling={"mode": "Fixed", "minReplicas": 2, "maxReplicas": 3}))
+        await until_count(world, 3)
+
+        async def untold() -> bool:
+            status = (await world.get(INFERENCESERVICES, "chat"))["status"]
+            return "scaling" not in status and not await world.condition(type="ScalingActive")
+
+        await world.until(untold, "the status says nothing of scaling any more")
+        assert operator.errors == []
