@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_operator.rollout.asked import Policy, Step
@@ -55,6 +55,7 @@ def test_no_version_with_traffic_is_without_a_replica(total: int, weight: int) -
 weights = st.lists(st.integers(1, 99), max_size=5, unique=True).map(lambda found: [*sorted(found), 100])
 
 
+@settings(deadline=None)
 @given(weights, st.integers(1, 40), st.integers(0, 45))
 def test_no_step_needs_more_room_than_was_said(shares: list[int], total: int, free: int) -> None:
     policy = Policy(tuple(Step(weight, 60.0, 600.0) for weight in shares))
@@ -78,6 +79,7 @@ def test_no_step_needs_more_room_than_was_said(shares: list[int], total: int, fr
         now = coming
 
 
+@settings(deadline=None)
 @given(weights, st.integers(2, 40))
 def test_finer_steps_end_where_the_policys_do(shares: list[int], total: int) -> None:
     policy = Policy(tuple(Step(weight, 60.0, 600.0) for weight in shares))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_operator.rollout.exposure import Shape, dealt, exposure
@@ -40,6 +40,7 @@ shapes = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(shapes, st.integers(0, 99))
 def test_no_shape_falls_as_the_weight_rises_and_the_sum_is_the_weight(found: list[Shape], weight: int) -> None:
     order = dealt(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline_operator.rollout.asked import (
@@ -421,7 +421,7 @@ def look(state: State, moment: tuple, policy: Policy) -> tuple[Asked, Seen]:  # 
     return Asked(revision, policy, order, paused), Seen(total, free, counts, generation, judgement)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(policies, st.lists(moments, min_size=1, max_size=40))
 def test_whatever_happens_the_rules_hold(policy: Policy, story: list[tuple]) -> None:  # type: ignore[type-arg]
     state, now = START, 1000.0

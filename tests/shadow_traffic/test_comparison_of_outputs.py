@@ -41,6 +41,7 @@ def test_the_edit_distance_is_the_textbooks(left: list[int], right: list[int]) -
     assert edit_distance(left, right) == plain_levenshtein(left, right)
 
 
+@settings(deadline=None)
 @given(symbols, symbols)
 def test_the_first_divergence_is_where_the_common_beginning_ends(left: list[int], right: list[int]) -> None:
     at = first_divergence(left, right)
