@@ -259,8 +259,10 @@ class Reconciler:
         except ServiceGone:
             self._forget(key)
             return None
-        except Conflict as exc:
-            # Another writer was first: what it wrote is on its way into the caches.
+        except (Conflict, NotFound) as exc:
+            if isinstance(exc, NotFound) and not exc.details.get("name"):
+                raise  # its whole kind is not served
+            # Another writer, or the garbage collector, was first: what it did is on its way into the caches.
             log.debug("%s/%s: %s", *key, exc)
             return CONFLICT_SECONDS
         if refused is None and mending.costs:

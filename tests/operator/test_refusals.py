@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline_kube import DEPLOYMENTS, ApiError, Store
+from paceline_kube import DEPLOYMENTS, ApiError, NotFound, Store
 from paceline_kube import INFERENCESERVICES as SERVICES
 from paceline_kube.errors import error_from_status
 from paceline_kube.testing import FakeApiServer, Refusal
@@ -122,6 +122,23 @@ async def test_a_child_that_another_owner_took_is_told_once_it_stays_so(
     assert ready["reason"] == "ResourceConflict"
     assert "belongs to another owner and has to go first" in ready["message"]
     assert "ResourceConflict" in {reason for reason, _ in desk.told}
+
+
+async def test_a_child_that_was_deleted_meanwhile_is_no_error_and_a_kind_that_is_not_served_is_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, Any] = {"message": 'inferencerevisions "r" not found', "details": {"name": "r"}}
+
+    async def gone(*_: Any, **__: Any) -> Any:
+        raise error_from_status(404, said)
+
+    monkeypatch.setattr(desk.client, "patch", gone)
+    again = await desk.reconciler.reconcile("demo", "chat")
+    assert again is not None
+    assert again < 1
+    said = {"message": "404 page not found"}
+    with pytest.raises(NotFound):
+        await desk.reconciler.reconcile("demo", "chat")
 
 
 async def test_a_budget_that_is_refused_is_told_by_an_event_and_nothing_waits_for_it(
