@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from paceline_autoscaler.prometheus import Access
 from paceline_crds.names import ENV_BIND_HOST, OPERATOR_HEALTH_PORT, OPERATOR_METRICS_PORT
 from paceline_kube import connect, own_namespace
 
@@ -71,6 +72,26 @@ def main(
             help="How long a new revision may find no place, before replicas of the old one go one by one.",
         ),
     ] = NO_ROOM_SECONDS,
+    prometheus_url: Annotated[
+        str,
+        typer.Option(
+            envvar="PACELINE_PROMETHEUS_URL",
+            help="A Prometheus to ask for the percentiles of pools that follow load. Empty: none.",
+        ),
+    ] = "",
+    prometheus_token_file: Annotated[
+        Path | None, typer.Option(envvar="PACELINE_PROMETHEUS_TOKEN_FILE", help="File with a bearer token for it.")
+    ] = None,
+    prometheus_ca_file: Annotated[
+        Path | None, typer.Option(envvar="PACELINE_PROMETHEUS_CA_FILE", help="File with the CA of its certificate.")
+    ] = None,
+    prometheus_tenant: Annotated[
+        str, typer.Option(envvar="PACELINE_PROMETHEUS_TENANT", help="Sent as X-Scope-OrgID.")
+    ] = "",
+    scrape_seconds: Annotated[
+        float,
+        typer.Option(envvar="PACELINE_SCRAPE_SECONDS", min=1.0, help="Seconds between two of its scrapes."),
+    ] = 15.0,
     log_level: Annotated[
         str, typer.Option(envvar="PACELINE_LOG_LEVEL", help="DEBUG, INFO, WARNING or ERROR.")
     ] = "INFO",
@@ -100,14 +121,30 @@ def main(
         health_port=health_port,
         metrics_port=metrics_port,
     )
+    access = None
+    if prometheus_url:
+        tenant = {"X-Scope-OrgID": prometheus_tenant} if prometheus_tenant else {}
+        try:
+            access = Access(
+                prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca_file, headers=tenant
+            )
+        except ValueError as exc:
+            _refuse(str(exc))
     settings = Settings(
-        runtime_image=runtime_image, namespace=home, router_url=public_url, no_room_seconds=no_room_seconds
+        runtime_image=runtime_image,
+        namespace=home,
+        router_url=public_url,
+        no_room_seconds=no_room_seconds,
+        prometheus=access,
+        scrape_seconds=scrape_seconds,
     )
     gc.set_threshold(*COLLECT_AFTER)
     try:
         uvloop.run(_run(kubeconfig, settings, options))
     except FileNotFoundError as exc:
         _refuse(str(exc))
+    except ModuleNotFoundError as exc:
+        _refuse(f"{exc}; a Prometheus is asked with the extra paceline[autoscaler]: install it, or leave the URL out")
     except (RuntimeError, OSError) as exc:
         logging.getLogger("paceline_operator").critical("%s", exc, exc_info=exc)
         sys.exit(EXIT_BROKEN)

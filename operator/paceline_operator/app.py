@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline_autoscaler.prometheus import PrometheusSource
 from paceline_kube import CONFIGMAPS, CRDS, AioKubeClient, Key, KubeError, Timing, key_of
 
 from .caches import Watching, watching
@@ -40,6 +41,9 @@ LEASE_NAME = "paceline-operator"
 WRITE_TIMEOUT = 5.0
 """Seconds a write may take; the difference between the lease's duration and its renew deadline covers it."""
 
+
+RATES_OVER = 120.0
+"""Seconds that percentiles from Prometheus are over."""
 
 FRONT_WAIT = 5.0
 """Seconds that Kopf, and with it the probe, waits for the first list of services."""
@@ -125,6 +129,9 @@ class Operator:
             changed=self.queue.add,
             active=self.election.leading.is_set,
         )
+        self._prometheus = None
+        if settings.prometheus is not None:
+            self._prometheus = PrometheusSource(settings.prometheus, settings.scrape_seconds, RATES_OVER)
         self.scaling = ScalingKeeper(
             services=lambda: self.watching.caches.services.list(),
             seen=lambda key: self.reconciler.seen(key),
@@ -135,6 +142,7 @@ class Operator:
             recorder=self.recorder,
             clock=time.time,
             interval=settings.scaling_seconds,
+            prometheus=self._prometheus,
             active=self.election.leading.is_set,
         )
         self.schemas = SchemaKeeper(
@@ -212,6 +220,8 @@ class Operator:
             await self._stop(workers, election)
             await _cancel([*background, stopping])
             await self.reconciler.close()
+            if self._prometheus is not None:
+                self._prometheus.close()
             if stop_metrics is not None:
                 await asyncio.to_thread(stop_metrics)
         for task in broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline_autoscaler.prometheus import Access
 from paceline_crds.names import ROUTER_ADMIN_PORT
 
 from .room import NO_ROOM_SECONDS
@@ -25,6 +26,8 @@ class Settings:
         no_room_seconds: for which a new revision finds no place before replicas of the old one go first.
         drift_seconds: between two looks at the configuration that a service's replicas run with.
         scaling_seconds: between two looks at the load of pools that follow it.
+        prometheus: where the percentiles of these pools are asked for; None: nowhere.
+        scrape_seconds: between two scrapes of that Prometheus.
     """
 
     runtime_image: str
@@ -36,6 +39,8 @@ class Settings:
     no_room_seconds: float = NO_ROOM_SECONDS
     drift_seconds: float = 30.0
     scaling_seconds: float = 10.0
+    prometheus: Access | None = None
+    scrape_seconds: float = 15.0
 
     @property
     def public_router_url(self) -> str:

@@ -47,6 +47,7 @@ def call(*arguments: str, **environment: str) -> Result:
         ([], {"POD_NAMESPACE": "home", "PACELINE_RUNTIME_IMAGE": "x"}, "no kubeconfig at"),
         ([], {"PACELINE_LOG_LEVEL": "loud"}, "use DEBUG, INFO, WARNING or ERROR"),
         (["--workers", "0"], {}, "--workers"),
+        (["--prometheus-url", "prom:9090"], {"POD_NAMESPACE": "home", "PACELINE_RUNTIME_IMAGE": "x"}, "with http://"),
     ],
 )
 def test_wrong_use_ends_with_2_and_says_what_to_write(

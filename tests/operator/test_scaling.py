@@ -11,8 +11,9 @@ import pytest
 from planned_world import World, spec
 
 from paceline_autoscaler.capacity import Objectives
-from paceline_autoscaler.observed import Settings
-from paceline_autoscaler.samples import Absent, NotANumber, Present, exactly
+from paceline_autoscaler.observed import Settings, Signals
+from paceline_autoscaler.samples import Absent, NotANumber, Present, Stale, exactly
+from paceline_autoscaler.source import Pool as Source
 from paceline_crds.conditions import ConditionStatus, Reason
 from paceline_kube import JsonObject, KubeClient
 from paceline_operator.failures import Problem
@@ -24,6 +25,7 @@ from paceline_operator.scaling.direct import Heard, Pool, hear, work_between
 from paceline_operator.scaling.fleet import fleet_of, standing, with_counts
 from paceline_operator.scaling.keeper import ScalingKeeper, Seen
 from paceline_operator.scaling.pages import values_of
+from paceline_operator.scaling.slow import Slow
 from paceline_operator.scaling.told import scaling_active, scaling_status
 
 TICK = 10.0
@@ -351,3 +353,59 @@ async def test_a_service_that_is_suspended_or_going_is_left_alone() -> None:
     assert asked_of == []
     await keeper([service(scaling={"maxReplicas": 4})], asked_of).look()
     assert asked_of == ["routers", "service"]
+
+
+# The slow loop.
+
+
+class Prometheus:
+    def __init__(self, *answers: Signals) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def signals(self, pool: Source) -> Signals:
+        self.asked += 1
+        return self.answers[min(self.asked, len(self.answers)) - 1]
+
+
+POOLS = [Source("demo", "chat", "default"), Source("demo", "chat", "long")]
+
+
+async def test_percentiles_are_kept_between_questions_and_get_stale() -> None:
+    now = [0.0]
+    slow = Slow(Prometheus(Signals(wait_p99=exactly(1.5, 0.0), attainment=exactly(0.99, 0.0))), lambda: now[0])
+    assert isinstance(slow.of(POOLS[0], True).wait_p99, Absent), "not asked yet is not zero"
+    await slow.ask(POOLS[:1])
+    now[0] = 80.0
+    assert slow.of(POOLS[0], True) == Signals(wait_p99=exactly(1.5, 0.0), attainment=exactly(0.99, 0.0))
+    assert slow.of(POOLS[0], False).attainment is None, "where nothing is promised nothing is kept"
+    now[0] = 100.0
+    assert slow.of(POOLS[0], True).wait_p99 == Stale(1.5, 100.0)
+
+
+async def test_a_prometheus_that_is_down_is_asked_once_a_round_however_many_pools_there_are() -> None:
+    absent = Absent("Prometheus does not answer")
+    source = Prometheus(Signals(*[absent] * 10), Signals(wait_p99=exactly(1.0, 0.0)))
+    slow = Slow(source, lambda: 0.0)
+    await slow.ask(POOLS)
+    assert source.asked == 1
+    assert slow.of(POOLS[1], True).wait_p99 == absent
+    await slow.ask(POOLS)
+    assert source.asked == 3
+    assert slow.of(POOLS[1], True).wait_p99 == exactly(1.0, 0.0)
+
+
+def test_while_prometheus_is_down_nothing_goes_down_and_the_decision_says_why() -> None:
+    down = Signals(wait_p99=Absent("Prometheus does not answer"))
+    observed, desired = of(settled(replicas=4))
+    seen = standing(observed, desired, "default")
+    assert seen is not None
+    memory, heard, current = Memory(), dict[str, Heard](), 4
+    for number in range(60):
+        now = number * TICK
+        heard = hear(heard, {uid: (now, said(0)) for uid in "abcd"}, 2.5 * TICK)
+        pool = Pool(heard, now, TICK)
+        decision, memory = decide(ASKED["default"], seen, pool, None, current, (), memory, Settings(), down)
+        current = decision.replicas
+    assert (current, decision.reason) == (4, "MetricsUnavailable")
+    assert "wait_p99: absent (Prometheus does not answer)" in decision.message

@@ -43,6 +43,7 @@ def decide(
     draining: Collection[str],
     memory: Memory,
     tuning: Settings,
+    slow: Signals | None = None,
 ) -> tuple[Decision, Memory]:
     """How many replicas a pool should have.
 
@@ -51,6 +52,7 @@ def decide(
         current: replicas asked for, without those that drain.
         draining: uids of these.
         tuning: how eager decisions are; the bounds are those of `asked`.
+        slow: the percentiles, where a Prometheus is asked for them.
     """
     learnt = memory.learnt if memory.hash == seen.pool.hash else Learnt()
     for work in heard.works():
@@ -58,6 +60,8 @@ def decide(
     parameters = seen.pool.config.parameters
     room = float(parameters.max_num_seqs)
     signals = heard.signals(room, held)
+    if slow is not None:
+        signals = replace(signals, wait_p99=slow.wait_p99, attainment=slow.attainment)
     rates = rates_of(learnt, room, float(parameters.max_batched_tokens))
     if rates is None and _idle(signals):
         rates = NO_LOAD_RATES

@@ -14,6 +14,8 @@ from typing import Any
 
 from paceline_autoscaler.observed import Settings
 from paceline_autoscaler.samples import Absent, Sample, exactly
+from paceline_autoscaler.source import MetricsSource
+from paceline_autoscaler.source import Pool as Source
 from paceline_crds.names import LABEL_POOL, LABEL_SERVICE, derived_name
 from paceline_crds.status import ScalingStatus
 from paceline_kube import JsonObject, Key, KubeClient, key_of
@@ -28,6 +30,7 @@ from .direct import RATE_LOOKS, Heard, Pool, Replicas, hear
 from .drain import Step, marked, step
 from .fleet import Standing, ordered, standing, with_counts
 from .marks import Marks, Routers
+from .slow import Slow
 from .told import scaling_status
 
 log = logging.getLogger(__name__)
@@ -83,6 +86,7 @@ class ScalingKeeper:
         clock: Callable[[], float],
         interval: float = INTERVAL_SECONDS,
         tuning: Settings | None = None,
+        prometheus: MetricsSource | None = None,
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -96,6 +100,7 @@ class ScalingKeeper:
             clock: seconds since the epoch.
             interval: seconds between two looks.
             tuning: how eager decisions are.
+            prometheus: asked for percentiles; None: there is none.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -109,6 +114,7 @@ class ScalingKeeper:
         self._active = active
         self._replicas = Replicas(clock)
         self._marks = Marks(client, routers, clock)
+        self._slow = None if prometheus is None else Slow(prometheus, clock)
         self._pods = pods
         self._tended: set[Key] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -157,6 +163,15 @@ class ScalingKeeper:
                 interval=min(TEND_SECONDS, self._interval),
                 failure="replicas that drain could not be looked after",
             ),
+            *([] if self._slow is None else [self._ask_slowly(self._slow)]),
+        )
+
+    async def _ask_slowly(self, slow: Slow) -> None:
+        await come_round(
+            lambda: slow.ask([_source_of(key, name) for key, known in self._known.items() for name in known.memory]),
+            active=self._active,
+            interval=slow.interval,
+            failure="Prometheus could not be asked",
         )
 
     async def look(self) -> None:
@@ -219,10 +234,15 @@ class ScalingKeeper:
         if current is None:
             current = _at_first(seen, where, name, pool, len(draining))
         listened = Pool(heard, now, self._pace)
-        decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning)
+        slow = None
+        if self._slow is not None:
+            promised = pool.objectives.ttft is not None or pool.objectives.tpot is not None
+            slow = self._slow.of(_source_of(key, name), promised)
+        decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning, slow)
         known.memory[name] = memory
         before = known.told.get(name)
-        sources = ["replicas", *(["routers"] if held is not None else [])]
+        others = {"routers": held, "prometheus": slow}
+        sources = ["replicas", *(source for source, asked_of in others.items() if asked_of is not None)]
         told = known.told[name] = scaling_status(name, decision, sources, now, before)
         due = self._settle(key, known, seen, name, where)
         if told is not before:
@@ -296,6 +316,11 @@ class ScalingKeeper:
             whose = pod["metadata"]["namespace"], labels.get(LABEL_SERVICE), labels.get(LABEL_POOL)
             if whose not in following:
                 await self._marks.write(pod, False)
+
+
+def _source_of(key: Key, pool: str) -> Source:
+    namespace, name = key
+    return Source(namespace, name, pool)
 
 
 def _at_first(seen: Seen, where: Standing, name: str, pool: Asked, draining: int) -> int:
