@@ -46,7 +46,7 @@ PLACES = {
     # Where logits are changed or reported, the general sampler works on them.
     ("engine/llm.py", "_collect", "synchronize"),
     # The memory of two steps ago, before it is written over.
-    ("model/device/staging.py", "send", "synchronize"),
+    ("model/device/staging.py", "wait", "synchronize"),
     # Host memory, as an array.
     ("model/device/staging.py", "__init__", "numpy"),
     # Loading, and measuring at the start.

@@ -15,12 +15,16 @@ import torch
 from paceline_planner.accelerators import Accelerator, find
 from paceline_planner.ledger import Ledger, Setup, decode_ceiling, ledger
 from paceline_planner.shapes import shape_of
+from paceline_runtime.messages import SamplingParams
 from paceline_runtime.model.device.memory import LargestSteps, MemoryProfile
-from paceline_runtime.model.runner import ModelRunner, SequenceInput
+from paceline_runtime.model.runner import ModelRunner, SequenceInput, StepInput
+from paceline_runtime.model.sampling import SamplingState, draws_of
 
 from .models import BILLION, SMALL, RandomCheckpoint
 from .record import Record
 from .timing import copy_bandwidth
+
+Launch = Callable[[StepInput], Callable[[], list[tuple[int, float]]]]
 
 BLOCK = 16
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
@@ -61,8 +65,10 @@ def run(record: Record) -> None:
         rate = _steps(record, runner, size, batch, graphs=True)
         if ceiling is not None:
             record.figure("of_roofline", 100 * rate / ceiling, "%", batch=batch, by=accelerator.source)
+    _steps(record, runner, size, most, graphs=True, drawn=True)
     if record.measuring:
-        record.check("waits of a step", *_waits(runner, size))
+        for drawn in (False, True):
+            record.check(f"waits of a step{' that draws' if drawn else ''}", *_waits(runner, size, drawn=drawn))
     # The same weights and cache, without the graphs.
     runner.model.capture(())  # type: ignore[union-attr]  # no native kernels: bfloat16
     for batch in size.batches:
@@ -127,40 +133,56 @@ def _sequences(size: Size, batch: int) -> tuple[list[list[int]], Callable[[list[
     return blocks, step
 
 
-def _steps(record: Record, runner: ModelRunner, size: Size, batch: int, *, graphs: bool) -> float:
-    """Greedy steps one after the other, as the engine makes them: tokens per second."""
+def _steps(record: Record, runner: ModelRunner, size: Size, batch: int, *, graphs: bool, drawn: bool = False) -> float:
+    """Steps one after the other, greedy or drawn, as the engine makes them: tokens per second."""
     if record.left < 10:
         record.note(f"batch {batch}, graphs {graphs}: no time")
         return float("nan")
     _, sequences = _sequences(size, batch)
-    tokens = [5] * batch
+    tokens, launch = [5] * batch, _launch(runner, batch, drawn=drawn)
     parts: list[tuple[float, float, float]] = []
     for at in range(size.context, size.context + size.steps + 4):
         started = time.perf_counter()
         step = runner.prepare(sequences(tokens, at))
         prepared = time.perf_counter()
-        waiting = runner.launch_greedy(step)
+        waiting = launch(step)
         launched = time.perf_counter()
         tokens = [token for token, _ in waiting()]
         parts.append((prepared - started, launched - prepared, time.perf_counter() - launched))
     parts = parts[4:]
     rate = batch * len(parts) / sum(map(sum, parts))
-    record.figure("tokens_per_s", rate, "tokens/s", batch=batch, context=size.context, graphs=graphs)
+    record.figure("tokens_per_s", rate, "tokens/s", batch=batch, context=size.context, graphs=graphs, drawn=drawn)
     for number, name in enumerate(("prepare", "launch", "wait")):
         value = median(part[number] for part in parts) * 1e6
-        record.figure("step_part", value, "us", part=name, batch=batch, graphs=graphs)
+        record.figure("step_part", value, "us", part=name, batch=batch, graphs=graphs, drawn=drawn)
     return rate
 
 
-def _waits(runner: ModelRunner, size: Size, steps: int = 10) -> tuple[bool, str]:
+def _launch(runner: ModelRunner, batch: int, *, drawn: bool) -> Launch:
+    """Begins a step whose tokens are the likeliest, or drawn on the device."""
+    if not drawn:
+        return runner.launch_greedy
+    params = SamplingParams(temperature=0.8, top_p=0.95)
+    states = [SamplingState(params, seed, (), (), runner.model.spec.vocab_size) for seed in range(batch)]
+
+    def launch(step: StepInput) -> Callable[[], list[tuple[int, float]]]:
+        draws = draws_of(states, range(batch), batch)
+        if draws is None:
+            raise RuntimeError("the device does not draw these tokens")
+        return runner.launch_draws(step, draws)
+
+    return launch
+
+
+def _waits(runner: ModelRunner, size: Size, *, drawn: bool, steps: int = 10) -> tuple[bool, str]:
     """Whether the host waits once a step and no more, counted by the profiler."""
     _, sequences = _sequences(size, 8)
-    tokens = [5] * 8
+    tokens, launch = [5] * 8, _launch(runner, 8, drawn=drawn)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     ) as profile:
         for at in range(size.context, size.context + steps):
-            tokens = [token for token, _ in runner.greedy_tokens(runner.prepare(sequences(tokens, at)))]
+            tokens = [token for token, _ in launch(runner.prepare(sequences(tokens, at)))()]
     counts = Counter(event.name for event in profile.events() if event.name in WAITS)
     # Leaving the profiler waits for the device once more or so.
     allowed = {"cudaEventSynchronize": steps, "cudaDeviceSynchronize": 2}

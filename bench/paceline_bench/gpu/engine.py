@@ -33,12 +33,14 @@ class Made:
     """What an engine made.
 
     Attributes:
-        tokens: of each request.
+        tokens: of each request, greedily.
+        drawn: of each request, drawn with a seed.
         phases: of each step of decodes only, seconds by name.
         device: what the engine ran on.
     """
 
     tokens: list[list[int]]
+    drawn: list[list[int]]
     phases: list[dict[str, float]]
     device: str
 
@@ -55,7 +57,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def generate(model: Path, count: int, dtype: str) -> Made:
-    """Run the engine of this process on `count` prompts, greedily.
+    """Run the engine of this process on `count` prompts, greedily, then with draws.
 
     Args:
         dtype: `float32` or `bfloat16`.
@@ -69,24 +71,35 @@ def generate(model: Path, count: int, dtype: str) -> Made:
 
     flags = {**FLAGS, "dtype": WeightType[dtype.upper()]}
     engine = LLMEngine(resolve(source=model.as_uri(), flags=flags, environ={}))
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    for number, ids in enumerate(prompts(count)):
-        now = time.monotonic()
-        engine.add_request(
-            AddRequest(request_id=str(number), prompt_token_ids=ids, sampling=sampling, arrival_time=now)
+    phases: list[dict[str, float]] = []
+
+    def answers(sampling: Callable[[int], SamplingParams]) -> list[list[int]]:
+        for number, ids in enumerate(prompts(count)):
+            now = time.monotonic()
+            engine.add_request(
+                AddRequest(request_id=str(number), prompt_token_ids=ids, sampling=sampling(number), arrival_time=now)
+            )
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        while not engine.idle:
+            outputs = engine.step()
+            if outputs is None:
+                continue
+            for output in outputs.outputs:
+                tokens[int(output.request_id)] += output.new_token_ids
+            stats = outputs.stats
+            if stats.phases is not None and stats.batch_tokens == stats.batch_seqs:
+                phases.append(msgspec.to_builtins(stats.phases))
+        return tokens
+
+    greedy = answers(lambda number: SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True))
+    steps = list(phases)
+    drawn = answers(
+        # Every other one from all tokens, the others from a part of them: they are drawn in different orders.
+        lambda number: SamplingParams(
+            max_tokens=NEW_TOKENS, temperature=0.8, top_p=(1.0, 0.9)[number % 2], seed=number, ignore_eos=True
         )
-    tokens: list[list[int]] = [[] for _ in range(count)]
-    phases = []
-    while not engine.idle:
-        outputs = engine.step()
-        if outputs is None:
-            continue
-        for output in outputs.outputs:
-            tokens[int(output.request_id)] += output.new_token_ids
-        stats = outputs.stats
-        if stats.phases is not None and stats.batch_tokens == stats.batch_seqs:
-            phases.append(msgspec.to_builtins(stats.phases))
-    return Made(tokens, phases, f"{engine.ready.device}, {engine.ready.parameters['kernels'].value}")
+    )
+    return Made(greedy, drawn, steps, f"{engine.ready.device}, {engine.ready.parameters['kernels'].value}")
 
 
 def run(record: Record) -> None:
@@ -97,13 +110,16 @@ def run(record: Record) -> None:
         on_cpu = _start_on_cpu(model, count, Path(folder) / "cpu.json")
         made = generate(model, count, "float32")
         wanted = on_cpu()
-        same = _same(made.tokens, wanted)
+        same, drawn = _same(made.tokens, wanted["greedy"]), _same(made.drawn, wanted["drawn"])
         record.check("tokens float32", same == count, f"{same} of {count} answers are the CPU's ({made.device})")
+        # A draw within rounding of a border between two tokens may fall on either side.
+        record.check("drawn tokens float32", drawn >= count - 1, f"{drawn} of {count} answers are the CPU's")
         if not record.measuring:
             return
         record.figure("same_answers", same, "answers", dtype="float32", of=count)
+        record.figure("same_answers", drawn, "answers", dtype="float32", of=count, drawn=True)
         made = generate(model, count, "bfloat16")
-        record.figure("same_answers", _same(made.tokens, wanted), "answers", dtype="bfloat16", of=count)
+        record.figure("same_answers", _same(made.tokens, wanted["greedy"]), "answers", dtype="bfloat16", of=count)
         steps = made.phases[len(made.phases) // 4 :]
         for phase in steps[0] if steps else ():
             value = median(step[phase] for step in steps) * 1e6
@@ -114,21 +130,22 @@ def _same(tokens: Sequence[list[int]], wanted: Sequence[list[int]]) -> int:
     return sum(a == b for a, b in zip(tokens, wanted, strict=True))
 
 
-def _start_on_cpu(model: Path, count: int, out: Path) -> Callable[[], list[list[int]]]:
+def _start_on_cpu(model: Path, count: int, out: Path) -> Callable[[], dict[str, list[list[int]]]]:
     """The same by an engine that sees no GPU, with PyTorch's kernels (a machine may have no compiler), meanwhile."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline_bench.gpu.engine", str(model), str(count), str(out)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PACELINE_NATIVE": "0"},
     )
 
-    def tokens() -> list[list[int]]:
+    def tokens() -> dict[str, list[list[int]]]:
         if code := process.wait():
             raise RuntimeError(f"the engine on the CPU ended with {code}")
-        made: list[list[int]] = json.loads(out.read_text())
+        made: dict[str, list[list[int]]] = json.loads(out.read_text())
         return made
 
     return tokens
 
 
 if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(generate(Path(sys.argv[1]), int(sys.argv[2]), "float32").tokens))
+    _made = generate(Path(sys.argv[1]), int(sys.argv[2]), "float32")
+    Path(sys.argv[3]).write_text(json.dumps({"greedy": _made.tokens, "drawn": _made.drawn}))
