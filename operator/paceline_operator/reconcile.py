@@ -37,7 +37,7 @@ from .announcements import announce
 from .apply import Applier, NameTaken, ServiceGone
 from .budgets import budgets
 from .drift.compare import Drift, World
-from .drift.repair import Repair, repair
+from .drift.repair import Last, Repair, after, repair
 from .drift.world import world_of
 from .failures import Problem, is_refusal, refusal
 from .fights import WORDS, Fights
@@ -173,7 +173,7 @@ class Reconciler:
         self._keys_of = keys_of
         self._counts_of = counts_of
         self._scaling_of = scaling_of
-        self._repaired: dict[Key, float] = {}
+        self._repaired: dict[Key, Last] = {}
         self._failing: dict[Key, float] = {}
         self._start_ups = StartUps()
         self._fights = Fights(time.monotonic)
@@ -234,8 +234,7 @@ class Reconciler:
         next_question = await self._pod_events.ask(key, pods)
         observed = self._observe(service)
         try:
-            if await self._put_back(key, service, observed):
-                observed = self._observe(service)
+            observed = await self._put_back(key, service, observed)
             desired = self._render(service, observed)
         except ServiceGone:
             self._forget(key)
@@ -265,9 +264,11 @@ class Reconciler:
             # Another writer, or the garbage collector, was first: what it did is on its way into the caches.
             log.debug("%s/%s: %s", *key, exc)
             return CONFLICT_SECONDS
-        if refused is None and mending.costs:
+        if refused is None and mending.costs and drift is not None:
             # The interval is counted on a clock that nobody sets.
-            self._repaired[key] = time.monotonic()
+            self._repaired[key] = last = after(mending, observed, drift, time.monotonic(), self._repaired.get(key))
+            if last.futile:
+                self._recorder.event(service, type="Warning", reason="DriftComesBack", message=last.futile)
         if steps.actions:
             observed = self._observe(service)
         upgrade = available(desired, self._settings.runtime_image)
@@ -309,19 +310,18 @@ class Reconciler:
             self._worlds[key] = versions, world
         return world
 
-    async def _put_back(self, key: Key, service: JsonObject, observed: Observed) -> bool:
+    async def _put_back(self, key: Key, service: JsonObject, observed: Observed) -> Observed:
         """Put the record of the traffic back where somebody took it away; suspended or not, since it says what is."""
         lost = self._caches.records.lost(key, observed)
         if lost is None:
-            return False
+            return observed
         try:
             await Applier(self._client, self._recorder, self._written, service, observed).put_back(lost)
         except (NameTaken, ApiError) as exc:
             if isinstance(exc, ApiError) and not is_refusal(exc):
                 raise
             log.warning("%s/%s: the record of the traffic cannot be put back: %s", *key, exc)
-            return False
-        return True
+        return self._observe(service)
 
     async def _measure(self, key: Key, observed: Observed) -> None:
         """Write down how long replicas took to start. What cannot be written is let go: nothing hangs on it."""

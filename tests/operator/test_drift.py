@@ -19,7 +19,7 @@ from paceline_operator.actions import ApplyDeployment, Delete, child_name
 from paceline_operator.apply import overlay
 from paceline_operator.drift.compare import Drift, Item, Report, World, compare
 from paceline_operator.drift.fields import differences
-from paceline_operator.drift.repair import INTERVAL_SECONDS, repair
+from paceline_operator.drift.repair import INTERVAL_SECONDS, MOST_SECONDS, TOLD_AFTER, Last, after, repair
 from paceline_operator.drift.verdict import drift_status, in_sync
 from paceline_operator.drift.world import world_of
 from paceline_operator.gather import gather
@@ -349,13 +349,13 @@ def test_a_pod_is_replaced_only_while_all_others_of_its_pool_are_ready() -> None
 
 def test_steps_that_cost_a_replica_keep_their_interval() -> None:
     there = observed(("a", True, False))
-    assert repair(there, ODD_POD, 1000.0, 999.0).action is None
-    assert "the next repair is in 59 s" in repair(there, ODD_POD, 1000.0, 999.0).waiting
-    assert repair(there, ODD_POD, 1000.0, 1000.0 - INTERVAL_SECONDS).action is not None
+    assert repair(there, ODD_POD, 1000.0, Last(999.0)).action is None
+    assert "the next repair is in 59 s" in repair(there, ODD_POD, 1000.0, Last(999.0)).waiting
+    assert repair(there, ODD_POD, 1000.0, Last(1000.0 - INTERVAL_SECONDS)).action is not None
 
 
 def test_a_config_map_is_made_anew_first_and_without_waiting() -> None:
-    step = repair(observed(("a", True, False)), ODD_CONFIG, 1000.0, 999.0)
+    step = repair(observed(("a", True, False)), ODD_CONFIG, 1000.0, Last(999.0))
     assert step.action == Delete("config", NAME, "c", "6")
 
 
@@ -376,3 +376,63 @@ def test_only_living_objects_of_ours_are_compared() -> None:
     assert [p["metadata"]["name"] for p in found.pods] == ["a"]
     assert [d["metadata"]["name"] for d in found.deployments] == [NAME]
     assert found.wanted == {POOL.hash}
+
+
+def fight(drift: Drift, steps: int) -> list[Last]:
+    """Repairs of a difference that is there again each time."""
+    now, last = 1000.0, None
+    found: list[Last] = []
+    there = observed(("a", True, False))
+    for _ in range(steps):
+        if last is not None:
+            assert repair(there, drift, now + last.interval - 1, last).action is None
+            now += last.interval
+        step = repair(there, drift, now, last)
+        assert step.costs
+        last = after(step, there, drift, now, last)
+        found.append(last)
+    return found
+
+
+def test_what_comes_back_on_each_new_replica_is_put_right_less_and_less_often_and_told() -> None:
+    """As where admission gives every pod another image: replacing them for ever cures nothing."""
+    now, last, intervals, told = 1000.0, None, [], []
+    for count in range(9):
+        there = observed((f"p{count}", True, False))
+        odd = Drift((Item(f"p{count}", "image", "r:1", "mirror/r:1", replace=True),))
+        step = repair(there, odd, now, last)
+        assert step.costs
+        last = after(step, there, odd, now, last)
+        intervals.append(last.interval)
+        told.append(bool(last.futile))
+        now += last.interval
+    assert intervals == [min(INTERVAL_SECONDS * 2**count, MOST_SECONDS) for count in range(9)]
+    assert told == [count >= TOLD_AFTER for count in range(9)]
+    assert last is not None
+    assert "image is mirror/r:1" in last.futile
+
+
+def test_a_deployment_that_somebody_sets_anew_each_time_is_put_right_less_and_less_often() -> None:
+    returns = [last.returns for last in fight(ODD_DEPLOYMENT, 4)]
+    assert returns == [0, 1, 2, 3]
+
+
+def test_replicas_that_differ_alike_from_the_start_are_put_right_one_after_the_other_without_delay() -> None:
+    names = tuple("abcd")
+    now, last = 1000.0, None
+    for name in names:
+        there = observed(*((other, True, False) for other in names))
+        odd = Drift((Item(name, "image", "r:1", "r:2", replace=True),))
+        step = repair(there, odd, now, last)
+        assert step.costs
+        last = after(step, there, odd, now, last)
+        assert (last.interval, last.futile) == (INTERVAL_SECONDS, "")
+        now += last.interval
+
+
+def test_another_difference_is_put_right_at_the_usual_pace() -> None:
+    [*_, last] = fight(ODD_DEPLOYMENT, 4)
+    there = observed(("a", True, False))
+    other = Drift((Item("a", "image", "r:1", "r:9", replace=True),))
+    step = repair(there, other, last.at + last.interval, last)
+    assert after(step, there, other, last.at + last.interval, last).interval == INTERVAL_SECONDS
