@@ -33,7 +33,8 @@ SCENARIOS: dict[str, Truth] = {
     "TTFT +20 %": Truth(ttft=1.20),
     "TTFT +40 %": Truth(ttft=1.40),
     "TTFT +40 %, uneven load": Truth(ttft=1.40, swing=0.15, own_swing=0.05),
-    "slowest 5 % x 2": Truth(tail=2.0),
+    "slowest 5 % x 2 (P99 +12 %)": Truth(tail=2.0),
+    "slowest 5 % x 4 (P99 +69 %)": Truth(tail=4.0),
     "errors 0.2 % to 3 %": Truth(errors=(0.002, 0.03)),
     "TTFT -20 %": Truth(ttft=0.80),
 }
