@@ -464,7 +464,7 @@ class Reconciler:
         if keys is None:
             keys = told_before(conditions) if has_keys(service) else ""
         situation = replace(situation, split=self._split_of(key), crd_lacks=self._crd_lacks() or (), keys=keys)
-        if follows_load(service):
+        if situation.desired is not None and follows_load(service):
             situation = replace(situation, scaling=self._scaling_of(key), follows_load=True)
         new = status_of(situation, conditions, self._clock(), self._settings.public_router_url)
         if situation.drift is None or situation.split is None or (situation.follows_load and not situation.scaling):

@@ -79,7 +79,8 @@ class Renderer:
         self, service: JsonObject, own: list[RevisionView], start_ups: Mapping[str, int]
     ) -> Desired | InvalidSpec:
         try:
-            parsed = InferenceService.from_object(service)
+            # Without the status, which may be anybody's, and from which nothing is made.
+            parsed = InferenceService.from_object({key: service[key] for key in ("metadata", "spec") if key in service})
             order = parsed.spec.rollout.order if parsed.spec.rollout else None
             if order is not None:
                 return _with_doubts(pinned(asked(parsed), _ordered(order.revision, own)), parsed)

@@ -81,8 +81,11 @@ class Desk:
     async def reconcile(self) -> float | None:
         return await self.reconciler.reconcile("demo", "chat")
 
+    async def service(self) -> Any:
+        return await self.client.get(INFERENCESERVICES, "chat", "demo")
+
     async def status(self) -> Any:
-        return (await self.client.get(INFERENCESERVICES, "chat", "demo"))["status"]
+        return (await self.service())["status"]
 
 
 @pytest.fixture
@@ -322,3 +325,26 @@ async def test_keys_that_no_router_can_check_are_told_and_hold_over_a_restart_un
     assert desk.told.count(("Warning", "KeysUnreadable")) == 1
     desk.keys = ""
     assert (await traffic())["reason"] == "Serving"
+
+
+@pytest.mark.parametrize("spec", ["hello", [1, 2], 5, None, {"model": {"source": "package://m"}, "pools": {"a": 1}}])
+async def test_a_spec_of_another_form_is_told_as_one_that_cannot_be_read(
+    server: FakeApiServer, desk: Desk, spec: Any
+) -> None:
+    """As a CRD of before, or one that anybody loosened, may have let in."""
+    await desk.create()
+    await server.put("/apis/paceline.io/v1alpha1/inferenceservices", {**await desk.service(), "spec": spec})
+    await desk.refresh("services")
+    await desk.reconcile()
+    assert (await desk.status())["conditions"][0]["reason"] == "InvalidSpec"
+
+
+async def test_nothing_is_made_of_a_status_whoever_wrote_it(desk: Desk) -> None:
+    await desk.create()
+    odd = {"conditions": [{"type": "Ready", "status": "Perhaps"}, {"odd": 1}], "traffic": "no", "replicas": 7}
+    await desk.client.patch(INFERENCESERVICES, "chat", {"status": odd}, "demo", subresource="status")
+    await desk.refresh()
+    await desk.reconcile()
+    status = await desk.status()
+    assert status["conditions"][0]["reason"] == "Starting"
+    assert status["replicas"] == 0
