@@ -98,6 +98,31 @@ async def test_pods_and_services_that_are_gone_are_forgotten(fleet: Fleet, repli
     assert fleet.asked[6:] == ["sent"]
 
 
+async def test_looks_end_with_their_service_and_one_made_anew_begins_without_what_was_found(fleet: Fleet) -> None:
+    service: JsonObject = {"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": "u"}}
+    services = [service]
+    keeper = DriftKeeper(
+        world=fleet.world, services=lambda: services, changed=lambda _: None, clock=lambda: fleet.now, interval=30.0
+    )
+
+    async def go_on(seconds: float) -> int:
+        before = keeper.looks
+        for _ in range(int(seconds)):
+            fleet.now += 1.0
+            await keeper.look_at_due()
+        return keeper.looks - before
+
+    assert await go_on(100) >= 2
+    assert keeper.of(KEY) is not None
+    services.clear()
+    asked = len(fleet.asked)
+    assert (await go_on(100), len(fleet.asked)) == (0, asked)
+    assert keeper.of(KEY) is None
+    services.append(service)
+    assert keeper.of(KEY) is None
+    assert await go_on(100) >= 2
+
+
 async def test_what_has_not_changed_is_not_compared_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[World] = []
     compare = keeper_module.compare
