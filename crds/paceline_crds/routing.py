@@ -166,6 +166,13 @@ class SLOSpec(Model):
 class ScaleToZeroSpec(Model):
     """What happens to requests while the service has no replica by design."""
 
+    after: Annotated[
+        Duration | None,
+        Field(
+            description="Idle time after which the last replica goes; one comes back when a router holds a request. "
+            "Absent: only you set the count to zero."
+        ),
+    ] = None
     hold_requests_for: Annotated[
         Duration, Field(description="How long a request waits at the router for the first replica.")
     ] = "60s"
@@ -187,6 +194,22 @@ SCALING_RULES = (
     rule(
         "!has(self.maxReplicas) || (has(self.minReplicas) ? self.minReplicas : 1) <= self.maxReplicas",
         "minReplicas has to be at most maxReplicas",
+        field_path=".minReplicas",
+    ),
+)
+
+
+_BY_ITSELF = "has(self.scaleToZero) && has(self.scaleToZero.after)"
+
+TO_ZERO_RULES = (
+    rule(
+        f"!({_BY_ITSELF}) || has(self.maxReplicas)",
+        "to zero and back goes only what follows load: write scaling.maxReplicas too",
+        field_path=".scaleToZero",
+    ),
+    rule(
+        f"!({_BY_ITSELF}) || !has(self.minReplicas) || self.minReplicas == 1",
+        "the last replica goes where one is the fewest: write minReplicas: 1, or leave scaleToZero.after out",
         field_path=".minReplicas",
     ),
 )

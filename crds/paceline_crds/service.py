@@ -14,7 +14,7 @@ from pydantic import Field
 from .base import Model
 from .fields import DeviceCount, Size, rule, rules, text
 from .pod_options import PodOptions
-from .routing import SCALING_RULES, PoolScalingSpec, RoutingSpec, ScalingSpec, Shape, SLOSpec
+from .routing import SCALING_RULES, TO_ZERO_RULES, PoolScalingSpec, RoutingSpec, ScalingSpec, Shape, SLOSpec
 from .runtime_config import Isolation, PressurePolicy, QueuePolicy, WeightType
 from .status import InferenceServiceStatus
 from .tenancy import TenancySpec
@@ -379,7 +379,7 @@ class InferenceServiceSpec(Model):
         ScalingSpec | None,
         Field(
             description="How the number of replicas follows load, of `default` and of every pool without its own.",
-            json_schema_extra=rules(*SCALING_RULES),
+            json_schema_extra=rules(*SCALING_RULES, *TO_ZERO_RULES),
         ),
     ] = None
     rollout: Annotated[RolloutSpec | None, Field(description="How a new revision takes over.")] = None
@@ -430,6 +430,12 @@ SPEC_RULES = (
         "self.pools.filter(q, has(q.shapes) && s in q.shapes).size() == 1))",
         "each shape belongs to one pool: name it under shapes of one pool only",
         field_path=".pools",
+    ),
+    rule(
+        "!has(self.scaling) || !has(self.scaling.scaleToZero) || !has(self.scaling.scaleToZero.after) || "
+        "!has(self.pools) || self.pools.size() == 0",
+        "routers say by service what they hold, not by pool: leave scaling.scaleToZero.after out, or the pools",
+        field_path=".scaling",
     ),
     rule(
         "!has(self.routing) || !has(self.routing.overLong) || !has(self.routing.overLong.pool) || "

@@ -269,6 +269,24 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.pools[0].scaling.minReplicas",
         "at most maxReplicas",
     ),
+    (
+        "zero without a bound",
+        {"scaling": {"scaleToZero": {"after": "10m"}}},
+        "spec.scaling.scaleToZero",
+        "write scaling.maxReplicas too",
+    ),
+    (
+        "zero below two",
+        {"scaling": {"minReplicas": 2, "maxReplicas": 4, "scaleToZero": {"after": "10m"}}},
+        "spec.scaling.minReplicas",
+        "write minReplicas: 1",
+    ),
+    (
+        "zero with pools",
+        {"scaling": {"maxReplicas": 4, "scaleToZero": {"after": "10m"}}, "pools": [{"name": "long"}]},
+        "spec.scaling",
+        "or the pools",
+    ),
     ("an unknown shape", {"pools": [{"name": "a", "shapes": ["Huge"]}]}, "spec.pools[0].shapes[0]", "VeryLong"),
     (
         "over-long to a pool that is not there",
@@ -406,6 +424,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "scaling.maxReplicas": {"scaling": {"maxReplicas": 8}},
     "pools.scaling": {"pools": [{"name": "long", "scaling": {"mode": "Fixed", "maxReplicas": 2}}]},
     "scaling.scaleToZero": {"scaling": {"scaleToZero": {"holdRequestsFor": "60s"}}},
+    "scaling.scaleToZero.after": {"scaling": {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}},
     "tenancy.identity": {"tenancy": {"identity": {"from": "APIKey", "secretName": "chat-keys"}}},
     "tenancy.identity, header": {"tenancy": {"identity": {"from": "TrustedHeader", "header": "x-team"}}},
     "tenancy.default": {

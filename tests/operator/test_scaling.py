@@ -69,6 +69,12 @@ def test_a_pool_has_the_scaling_and_the_objectives_of_its_service_or_its_own() -
     }
 
 
+def test_one_pool_goes_to_zero_where_an_idle_time_is_given_and_of_several_none() -> None:
+    zero = {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}
+    assert asked(service(scaling=zero)) == {"default": Asked(0, 1, 1, Objectives(), 600.0)}
+    assert asked(service(scaling=zero, pools=[{"name": "long"}])) == {}
+
+
 def test_the_longest_request_is_ten_minutes_unless_the_spec_says_otherwise() -> None:
     assert longest_request(service()) == 600.0
     assert longest_request(service(routing={"maxRequestDuration": "1m30s"})) == 90.0
@@ -286,6 +292,41 @@ def test_load_over_what_a_replica_carries_asks_for_more_once_it_is_measured() ->
     assert decision.reason == "MoreNeeded"
     assert decision.replicas > 1
     assert decision.inputs["prefill_rate"] > 0
+
+
+@pytest.mark.parametrize(
+    ("held", "current", "wanted", "reason"),
+    [
+        (exactly(0.0, 0.0), 1, 0, "ScaledToZero"),
+        (Absent("0 of 1 routers say what they hold"), 1, 1, "MetricsUnavailable"),
+        (None, 1, 1, "Steady"),
+        (exactly(2.0, 0.0), 0, 1, "Wake"),
+        (exactly(0.0, 0.0), 0, 0, "Steady"),
+        (Absent("0 of 1 routers say what they hold"), 0, 0, "MetricsUnavailable"),
+    ],
+    ids=["idle", "routers do not say", "no router", "held", "none held", "at zero, not known"],
+)
+def test_only_a_pool_that_routers_can_wake_goes_to_zero_and_a_held_request_wakes_it(
+    held: Any, current: int, wanted: int, reason: str
+) -> None:
+    observed, desired = of(settled(replicas=current))
+    seen = standing(observed, desired, "default")
+    assert seen is not None
+    zero = Asked(0, 2, 1, Objectives(), 300.0)
+    memory, heard = Memory(), dict[str, Heard]()
+    for number in range(60):
+        now = number * TICK
+        heard = hear(heard, {uid: (now, said(0)) for uid in ("a",)[:current]}, 2.5 * TICK)
+        decision, memory = decide(zero, seen, Pool(heard, now, TICK), held, current, (), memory, Settings())
+    assert (decision.replicas, decision.reason) == (wanted, reason)
+
+
+def test_what_is_at_zero_stays_there_for_an_operator_that_begins_only_where_zero_is_meant() -> None:
+    observed, desired = of(settled(replicas=0))
+    zero = {"default": Asked(0, 8, 3, Objectives(), 600.0)}
+    assert with_counts(desired, observed, zero, {}).replicas == {"default": 0}
+    assert with_counts(desired, observed, ASKED, {}).replicas == {"default": 3}
+    assert with_counts(desired, observed, zero, {"default": 0}).replicas == {"default": 0}
 
 
 def test_the_status_keeps_its_figures_while_neither_count_nor_reason_changes() -> None:

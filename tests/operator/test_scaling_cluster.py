@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from operator_world import Operator, World, ready_status
-from stand_in_replica import Load, StandIn
+from stand_in_replica import Load, StandIn, StandInRouter
 
 from paceline_autoscaler.observed import Settings as Tuning
 from paceline_crds.names import ANNOTATION_DRAINING
@@ -18,6 +18,7 @@ from paceline_kube import DEPLOYMENTS, INFERENCESERVICES, PODS, JsonObject
 
 pytestmark = pytest.mark.cluster
 
+ROUTER = "router-0"
 EAGER = Tuning(smoothing=1.0, down_window=2.0, down_every=0.5)
 BUSY = Load(requests=10, prefill=1000, decode=200, seconds=1.0, steps=50, running=8)
 
@@ -43,6 +44,8 @@ class Nodes:
     def status(self, pod: JsonObject) -> JsonObject | None:
         """As a kubelet writes it, for `World.kubelet`."""
         name = pod["metadata"]["name"]
+        if name == ROUTER:
+            return {**ready_status(), "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
         if name not in self.replicas:
             self.replicas[name] = one = self.free.pop()
             one.load = self.load
@@ -63,8 +66,8 @@ async def nodes_of(world: World) -> AsyncIterator[Nodes]:
         yield nodes
 
 
-def scaling(world: World) -> AbstractAsyncContextManager[Operator]:
-    return world.operator(scaling_seconds=0.5, tuning=EAGER)
+def scaling(world: World, **settings: Any) -> AbstractAsyncContextManager[Operator]:
+    return world.operator(scaling_seconds=0.5, tuning=EAGER, **settings)
 
 
 async def counts(world: World) -> list[int]:
@@ -213,3 +216,38 @@ async def test_who_scales_by_hand_changes_nothing_where_the_count_follows_load(
 
         await world.until(untold, "the status says nothing of scaling any more")
         assert operator.errors == []
+
+
+async def test_an_idle_service_goes_to_zero_stays_there_across_a_restart_and_wakes_for_a_held_request(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    router = StandInRouter({f"{world.namespace}/chat": 0})
+    await router.start()
+    pod = {
+        "metadata": {"name": ROUTER, "labels": {"app.kubernetes.io/component": "router"}},
+        "spec": {"containers": [{"name": "router", "image": "r"}]},
+    }
+    await world.client.create(PODS, pod, world.namespace)
+    try:
+        async with nodes_of(world) as nodes:
+            async with scaling(world, router_admin_port=router.port):
+                zero = {"maxReplicas": 2, "scaleToZero": {"after": "1s"}}
+                await world.apply(make_service(scaling=zero))
+                await world.until_ready(reason="ScaledToZero")
+                assert await counts(world) == [0]
+            async with scaling(world, router_admin_port=router.port) as operator:
+
+                async def decided() -> bool:
+                    return bool(operator.scaling.of((world.namespace, "chat")))
+
+                await world.until(decided, "the next operator has looked at it")
+                assert await counts(world) == [0]
+                # While it works it stays.
+                nodes.set_load(Load(requests=1, prefill=1, decode=1, seconds=0.01, steps=1))
+                router.held[f"{world.namespace}/chat"] = 3
+                await world.until_ready()
+                assert await counts(world) == [1]
+                assert "Wake" in operator.told.reasons()
+                assert operator.errors == []
+    finally:
+        await router.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 PORT = 8000
@@ -25,6 +26,45 @@ class Load:
     waiting: int = 0
     running: int = 0
     backlog: int = 0
+
+
+async def _answer_one(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[str], tuple[int, str] | None]
+) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    said = answer(head.split(b" ")[1].decode())
+    if said is not None:
+        status, body = said
+        kind = "content-type: application/json\r\n" if body.startswith("{") else ""
+        writer.write(f"HTTP/1.0 {status} X\r\n{kind}content-length: {len(body)}\r\n\r\n{body}".encode())
+    writer.close()
+
+
+@dataclass
+class StandInRouter:
+    """A router that holds requests for services, by `namespace/name`, and sends none to any replica."""
+
+    held: dict[str, int] = field(default_factory=dict)
+    port: int = 0
+    _server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _answer_one(reader, writer, self._answer)
+
+    def _answer(self, path: str) -> tuple[int, str]:
+        if path == "/v1/paceline/status":
+            return 200, json.dumps({"services": {key: {"held": held} for key, held in self.held.items()}})
+        if path == "/v1/paceline/routes":
+            return 200, json.dumps({"synced": True, "services": {}})
+        return 404, "{}"
 
 
 @dataclass
@@ -66,12 +106,7 @@ class StandIn:
         return "".join(f"{name} {value}\n" for name, value in {**totals, **gauges}.items())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        path = head.split(b" ")[1].decode()
-        if not self.silent:
-            status, body = self._answer(path)
-            writer.write(f"HTTP/1.0 {status} X\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
-        writer.close()
+        await _answer_one(reader, writer, lambda path: None if self.silent else self._answer(path))
 
     def _answer(self, path: str) -> tuple[int, str]:
         if path == "/metrics":

@@ -23,12 +23,14 @@ class Asked:
     Attributes:
         least, most: bounds, `least` below `most`.
         initial: replicas while the pool has no Deployment.
+        idle_after: seconds without work after which the last replica goes, where `least` is 0.
     """
 
     least: int
     most: int
     initial: int
     objectives: Objectives
+    idle_after: float | None = None
 
 
 def asked(service: JsonObject) -> dict[str, Asked]:
@@ -38,14 +40,16 @@ def asked(service: JsonObject) -> dict[str, Asked]:
     if not scaling and not any(pool.get("scaling") for pool in pools):
         return {}
     found = {}
+    # Routers say by service what they hold: of several pools nobody knows which one it is for.
+    after = ((scaling or {}).get("scaleToZero") or {}).get("after") if not pools else None
+    idle_after = parse_duration(after) if after else None
     for pool in ({"name": DEFAULT_POOL, "replicas": spec.get("replicas", 1)}, *pools):
-        bounds = _bounds(pool.get("scaling") or scaling or {})
+        bounds = _bounds(pool.get("scaling") or scaling or {}, zero=idle_after is not None)
         if bounds is not None:
             least, most = bounds
             initial = min(max(int(pool.get("replicas", 1)), least), most)
-            found[str(pool["name"])] = Asked(
-                least, most, initial, _objectives(pool.get("slo") or spec.get("slo") or {})
-            )
+            objectives = _objectives(pool.get("slo") or spec.get("slo") or {})
+            found[str(pool["name"])] = Asked(least, most, initial, objectives, idle_after)
     return found
 
 
@@ -56,8 +60,8 @@ def longest_request(service: JsonObject) -> float:
     return parse_duration(text) if text else MAX_REQUEST_SECONDS
 
 
-def _bounds(scaling: Mapping[str, Any]) -> tuple[int, int] | None:
-    least, most = int(scaling.get("minReplicas") or 1), scaling.get("maxReplicas")
+def _bounds(scaling: Mapping[str, Any], *, zero: bool) -> tuple[int, int] | None:
+    least, most = 0 if zero else int(scaling.get("minReplicas") or 1), scaling.get("maxReplicas")
     if most is None or least >= int(most) or scaling.get("mode", ScalingMode.AUTOMATIC) != ScalingMode.AUTOMATIC:
         return None
     return least, int(most)

@@ -16,7 +16,7 @@ from .direct import Pool
 from .fleet import Standing, fleet_of
 
 NO_LOAD_RATES = Rates(prefill=1.0, decode=1.0, floor=0.0)
-"""While there is no load, and that is known, no rate makes another number of it."""
+"""While there is no load, and that is known, or no replica to have any, no rate makes another number of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def decide(
     if slow is not None:
         signals = replace(signals, wait_p99=slow.wait_p99, attainment=slow.attainment)
     rates = rates_of(learnt, room, float(parameters.max_batched_tokens))
-    if rates is None and _idle(signals):
+    if rates is None and (current == 0 or _idle(signals)):
         rates = NO_LOAD_RATES
     fleet = fleet_of(seen, current, draining, heard.aside)
     if rates is None:
@@ -71,7 +71,10 @@ def decide(
         words = f"held at {count}: what one replica does per second is not measured yet"
         decision = Decision(count, "NotMeasured", words, {}, replace(memory.state, since=None))
     else:
-        settings = replace(tuning, least=asked.least, most=asked.most)
+        # Without the routers' word nobody could wake it again.
+        least = asked.least if current == 0 or isinstance(held, Present) else max(asked.least, 1)
+        idle_after = tuning.idle_after if asked.idle_after is None else asked.idle_after
+        settings = replace(tuning, least=least, most=asked.most, idle_after=idle_after)
         observed = Observed(signals, fleet, rates, asked.objectives, settings, seen.starts)
         decision = recommend(observed, memory.state, heard.now)
         if rates is not NO_LOAD_RATES:
@@ -81,6 +84,6 @@ def decide(
 
 
 def _idle(signals: Signals) -> bool:
-    """Whether it is known that nothing is asked for."""
+    """Whether nothing is known to be asked for; what is not known then holds the count by itself."""
     load = (signals.prefill, signals.decode, signals.waiting, signals.backlog, signals.held)
-    return all(one is None or (isinstance(one, Present) and one.high == 0) for one in load)
+    return not any(isinstance(one, Present) and one.low > 0 for one in load)

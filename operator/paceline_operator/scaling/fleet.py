@@ -89,8 +89,8 @@ def fleet_of(seen: Standing, target: int, draining: Collection[str], aside: Coll
     )
 
 
-def ordered(observed: Observed, desired: Desired, name: str) -> int | None:
-    """Replicas that a pool's Deployments ask for; None where there is none, or none that asks for any."""
+def ordered(observed: Observed, desired: Desired, name: str, asked: Asked) -> int:
+    """Replicas that a pool's Deployments ask for: what was decided last, as far as the cluster shows it."""
     traffic = observed.traffic
     serving = observed.revision(traffic.revision) if traffic is not None else None
     hashes = {pool.hash for pool in (*desired.pools, *(serving.pools if serving else ())) if pool.name == name}
@@ -99,7 +99,8 @@ def ordered(observed: Observed, desired: Desired, name: str) -> int | None:
         for d in observed.deployments
         if d.hash in hashes and d.owner is not Ownership.FOREIGN and not d.deleting
     ]
-    return max(counts, default=0) or None
+    count = max(counts, default=None)
+    return asked.initial if count is None or (count == 0 and asked.least > 0) else count
 
 
 def with_counts(
@@ -116,8 +117,8 @@ def with_counts(
         return desired
     counts = dict(desired.replicas)
     for name in counts.keys() & asked.keys():
-        count = decided.get(name) or ordered(observed, desired, name)
-        counts[name] = asked[name].initial if count is None else count
+        count = decided.get(name)
+        counts[name] = ordered(observed, desired, name, asked[name]) if count is None else count
     return replace(desired, replicas=MappingProxyType(counts))
 
 

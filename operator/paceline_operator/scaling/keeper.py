@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_autoscaler.observed import Settings
-from paceline_autoscaler.samples import Absent, Sample, exactly
+from paceline_autoscaler.samples import Absent, Present, Sample, exactly
 from paceline_autoscaler.source import MetricsSource
 from paceline_autoscaler.source import Pool as Source
 from paceline_crds.names import LABEL_POOL, LABEL_SERVICE, derived_name
@@ -254,9 +254,20 @@ class ScalingKeeper:
         await self._write(seen, due)
 
     async def tend(self) -> None:
-        """Look after services with replicas that drain: whether these are empty, and whether they still should."""
+        """See whether replicas that drain are empty, and still should drain; wake what is at zero and asked for."""
         async with self._one_at_a_time:
             await self._tend()
+            await self._wake()
+
+    async def _wake(self) -> None:
+        asleep = [key for key, known in self._known.items() if any(one.target == 0 for one in known.memory.values())]
+        if not asleep:
+            return
+        count, pages = await self._routers(STATUS_PATH)
+        for key in asleep:
+            held, seen = _held(key, count, pages, self._clock()), self._seen(key)
+            if isinstance(held, Present) and held.low > 0 and seen is not None:
+                await self._service(key, follows_load(seen.service), held)
 
     async def _tend(self) -> None:
         for key in sorted(self._tended):
@@ -325,7 +336,7 @@ def _source_of(key: Key, pool: str) -> Source:
 
 def _at_first(seen: Seen, where: Standing, name: str, pool: Asked, draining: int) -> int:
     """What was decided before this operator began, as far as the cluster shows it."""
-    count = ordered(seen.observed, seen.desired, name) or pool.initial
+    count = ordered(seen.observed, seen.desired, name, pool)
     return max(pool.least, min(count, len(where.pods) - draining)) if draining else count
 
 
