@@ -28,10 +28,10 @@ STAMP: Final = "source.sha256"
 HOT: Final = {
     "choice": "chooser load",
     "epp": "carried",
-    "flow": "admission answering backend dataplane exchange living record retries versions waiting",
-    "report": "cells histogram objectives observer timing",
+    "flow": "admission answering backend dataplane exchange living places record retries versions waiting",
+    "report": "cells histogram objectives observer service timing",
     "shape": "asked classes histogram output_length prompt_length shaper",
-    "tenancy": "gate tenants",
+    "tenancy": "gate series tenant tenants",
     "wire": "chunks client request_head response_head upstream usage",
 }
 """Modules by room: what each request passes through, and nothing else. A class and those that derive from it go

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from paceline_router.choice.decision import CODES
 from paceline_router.flow.dataplane import DataPlane
 from paceline_router.report import histogram
 from paceline_router.report.admin import make_app, metrics_page
-from paceline_router.report.histogram import FineHistogram, Histogram
+from paceline_router.report.histogram import FineHistogram, Histogram, bucket_of
 from paceline_router.report.imbalance import SECONDS, Imbalance
 from paceline_router.report.labels import MOST, BoundedCounters
 from paceline_router.report.metrics import Metrics
@@ -178,6 +179,14 @@ def test_one_bound_has_one_spelling() -> None:
         spelled = [dict(labels)["le"] for name, labels, _ in Histogram(edges).samples("x", ()) if name == "x_bucket"]
         assert [float(text) for text in spelled] == [*edges, float("inf")]
         assert not [text for text in spelled[:-1] if "e" in text]
+
+
+@given(
+    st.lists(st.floats(0.0, 2000.0), unique=True).map(lambda edges: tuple(sorted(edges))) | st.just(EDGES),
+    st.floats(-1.0, 2000.0) | st.sampled_from(EDGES),
+)
+def test_a_value_falls_into_the_first_bucket_that_reaches_up_to_it(edges: tuple[float, ...], value: float) -> None:
+    assert bucket_of(edges, value) == bisect_left(edges, value)
 
 
 # Bounds

@@ -4,7 +4,6 @@ parsing the request.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -64,6 +63,20 @@ DURATION = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15
 """What of the fine scale of `paceline_crds.sketch` is shown: dense where objectives usually are."""
 
 
+def bucket_of(edges: tuple[float, ...], value: float) -> int:
+    """Index of the first bound that is not below a value. `bisect.bisect_left` finds the same, but compares objects:
+    once this is compiled it takes a third of the time.
+    """
+    low, high = 0, len(edges)
+    while low < high:
+        middle = (low + high) >> 1
+        if edges[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 class Histogram:
     """Counts per bucket, the last one open-ended, and the sum of all values."""
 
@@ -76,7 +89,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count one value, seconds."""
-        self.counts[bisect_left(self.edges, value)] += 1
+        self.counts[bucket_of(self.edges, value)] += 1
         self.sum += value
 
     def samples(self, name: str, labels: Labels, zeros: int = 0) -> Iterator[Sample]:
@@ -99,7 +112,7 @@ class FineHistogram:
 
     def observe(self, value: float) -> None:
         """Count one value, seconds."""
-        self.counts[bisect_left(EDGES, value)] += 1
+        self.counts[bucket_of(EDGES, value)] += 1
         self.sum += value
 
     def samples(self, name: str, labels: Labels, edges: tuple[float, ...]) -> Iterator[Sample]:
