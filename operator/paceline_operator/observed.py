@@ -102,8 +102,8 @@ class RevisionView:
     owner: Ownership
     parsed: InferenceRevision | None
     traffic: Traffic | None
-    deleting: bool = False
     start_ups: Mapping[str, Range] = field(default_factory=dict)
+    deleting: bool = False
 
     @property
     def pools(self) -> tuple[RevisionPool, ...]:

@@ -13,7 +13,14 @@ from paceline_kube import INFERENCESERVICES as SERVICES
 from paceline_kube.errors import error_from_status
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator.failures import is_refusal, refusal
-from paceline_operator.reconcile import LASTING_SECONDS, Caches, Reconciler, child_indexes, service_indexes
+from paceline_operator.reconcile import (
+    LASTING_SECONDS,
+    REFUSED_RETRY_SECONDS,
+    Caches,
+    Reconciler,
+    child_indexes,
+    service_indexes,
+)
 from paceline_operator.settings import Settings
 
 BY_A_WEBHOOK = 'admission webhook "no.example.test" denied the request: not today'
@@ -91,6 +98,16 @@ async def test_what_is_not_accepted_is_told_and_not_tried_again_at_once(
     assert words in ready["message"]
     assert again is not None
     assert again >= 10, "no busy loop"
+
+
+async def test_what_was_refused_is_tried_again_though_nothing_changes(server: FakeApiServer, desk: Desk) -> None:
+    """A quota that is raised, a policy that is lifted: nothing tells the operator."""
+    server.refuse(Refusal(403, "Forbidden", BY_A_POLICY, times=2), method="POST", path="inferencerevisions")
+    await desk.reconciler.reconcile("demo", "chat")
+    desk.caches.services.put(await desk.client.get(SERVICES, "chat", "demo"))
+    assert await desk.reconciler.reconcile("demo", "chat") == REFUSED_RETRY_SECONDS
+    await desk.reconciler.reconcile("demo", "chat")
+    assert (await desk.ready())["reason"] == "Starting"
 
 
 async def test_an_error_that_mostly_passes_is_told_once_it_lasts(
