@@ -100,9 +100,10 @@ def _draw_by_id(row, highest, uniform, V: tl.constexpr, BLOCK: tl.constexpr):
     columns = first + tl.arange(0, BLOCK)
     weights = tl.exp(tl.load(row + columns, mask=columns < V, other=float("-inf")) - highest)
     running = tl.cumsum(weights.to(tl.float64), 0)
-    token = first + tl.sum((running <= wanted - before).to(tl.int32), 0)
-    # Rounding may leave the end of the block below its own sum.
-    return tl.minimum(token, tl.max(tl.where(weights > 0.0, columns, 0), 0))
+    place = tl.sum((running <= wanted - before).to(tl.int32), 0)
+    # Rounding may leave the end of the block below its own sum: then the place that reaches it is meant.
+    last = tl.sum((running < tl.max(running, 0)).to(tl.int32), 0)
+    return first + tl.minimum(place, last)
 
 
 @triton.jit
