@@ -114,7 +114,8 @@ async def test_a_status_that_is_away_does_not_hide_the_revision_that_serves(
     config = await fill(1)
     server.documents |= {PROXY.format("chat-0"): config}
     [revision] = [obj for key, obj in server.objects.items() if key[0] == REVISIONS]
-    record = {"generation": 1, "movedAt": 1.0, "weights": []}
+    weights = [{"pool": "default", "revision": revision["metadata"]["name"], "weight": 100}]
+    record = {"generation": 1, "movedAt": 1.0, "weights": weights}
     revision["metadata"]["annotations"] = {"paceline.io/rollout": json.dumps(record)}
     await server.put(REVISIONS, revision)
     [service] = [obj for key, obj in server.objects.items() if key[0] == SERVICES]

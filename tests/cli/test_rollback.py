@@ -29,7 +29,8 @@ async def names(server: FakeApiServer, stored: Any) -> list[str]:
     for number, image in enumerate(("paceline.io/runtime:1", "paceline.io/runtime:2")):
         desired = render(InferenceService.from_object(service), Carried(), image)
         revision = children.revision(observed, desired)
-        record = {"generation": number + 1, "movedAt": 1000.0 + number, "weights": []}
+        weights = [{"pool": "default", "revision": desired.revision, "weight": 100}]
+        record = {"generation": number + 1, "movedAt": 1000.0 + number, "weights": weights}
         revision["metadata"] |= {
             "annotations": {"paceline.io/rollout": json.dumps(record)},
             "creationTimestamp": f"2026-01-01T00:00:0{number}Z",
