@@ -53,6 +53,27 @@ def test_a_spec_without_bounds_to_move_between_follows_nothing(fields: dict[str,
     assert asked(service(**fields)) == {}
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "text",
+        [1],
+        {"scaling": "text"},
+        {"scaling": {"maxReplicas": "many"}},
+        {"scaling": {"maxReplicas": 4}, "pools": "text"},
+        {"scaling": {"maxReplicas": 4}, "pools": ["text"]},
+        {"scaling": {"maxReplicas": 4}, "pools": [{}]},
+        {"scaling": {"maxReplicas": 4}, "slo": {"ttft": {"p90": 3}}},
+        {"scaling": {"maxReplicas": 4, "scaleToZero": {"after": "soon"}}},
+    ],
+    ids=str,
+)
+def test_a_stored_spec_of_another_form_follows_nothing_and_stops_no_other(spec: Any) -> None:
+    odd = {**service(), "spec": spec}
+    assert asked(odd) == {}
+    assert longest_request(odd) == 600.0
+
+
 def test_a_pool_has_the_scaling_and_the_objectives_of_its_service_or_its_own() -> None:
     pools = [
         {"name": "long", "slo": {"ttft": {"p90": "5s"}}},

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,3 +211,12 @@ def test_reading_while_requests_end_never_fails_nor_goes_back(plane: DataPlane) 
     assert errors == []
     assert counts == sorted(counts)
     assert totals() == (done, done)
+
+
+def test_a_token_that_is_no_text_lets_nobody_in_until_it_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    token = AdminToken(file, "of the environment")
+    assert not token.matches("Bearer of the environment")
+    file.write_text("secret word\n")
+    assert token.matches("Bearer secret word")

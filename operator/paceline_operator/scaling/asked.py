@@ -34,8 +34,17 @@ class Asked:
 
 
 def asked(service: JsonObject) -> dict[str, Asked]:
-    """The pools of a service that follow load, by name; empty for most services."""
-    spec: Mapping[str, Any] = service.get("spec") or {}
+    """The pools of a service that follow load, by name; empty for most services.
+
+    A stored spec of another form, from an older or looser schema, asks for nothing: its status says what is wrong.
+    """
+    try:
+        return _asked(service.get("spec") or {})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _asked(spec: Mapping[str, Any]) -> dict[str, Asked]:
     scaling, pools = spec.get("scaling"), spec.get("pools") or ()
     if not scaling and not any(pool.get("scaling") for pool in pools):
         return {}
@@ -55,9 +64,11 @@ def asked(service: JsonObject) -> dict[str, Asked]:
 
 def longest_request(service: JsonObject) -> float:
     """Seconds that a request may take, and so the longest wait for a replica that drains."""
-    routing = (service.get("spec") or {}).get("routing") or {}
-    text = routing.get("maxRequestDuration")
-    return parse_duration(text) if text else MAX_REQUEST_SECONDS
+    try:
+        text = ((service.get("spec") or {}).get("routing") or {}).get("maxRequestDuration")
+        return parse_duration(text) if text else MAX_REQUEST_SECONDS
+    except (AttributeError, TypeError, ValueError):
+        return MAX_REQUEST_SECONDS
 
 
 def _bounds(scaling: Mapping[str, Any], *, zero: bool) -> tuple[int, int] | None:

@@ -35,8 +35,8 @@ class AdminToken:
             if seen != self._seen:
                 self._from_file = self._file.read_text().strip()
                 self._seen = seen
-        except OSError:
-            # Not mounted yet, or removed: a token that was revoked must not live on.
+        except (OSError, UnicodeDecodeError):
+            # Not mounted yet, removed, or no text: a token that was revoked must not live on.
             self._seen, self._from_file = None, ""
         return self._from_file
 
