@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,8 @@ async def test_who_stops_waiting_is_told_that_the_order_stands(
         *("-m", "paceline_cli", "rollback", "chat", "--kubeconfig", str(kubeconfig)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # Who runs these tests in the background may have them ignore interrupts, and what they start with them.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     while not writes(server):
         await asyncio.sleep(0.02)
