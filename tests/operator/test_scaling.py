@@ -375,13 +375,15 @@ class Told:
         self.events.append(reason)
 
 
-def keeper(services: list[JsonObject], asked_of: list[str]) -> ScalingKeeper:
+def keeper(services: list[JsonObject], asked_of: list[str], broken: str = "") -> ScalingKeeper:
     async def routers(path: str) -> tuple[int, list[Mapping[str, Any]]]:
         asked_of.append("routers")
         return 0, []
 
     def seen(key: tuple[str, str]) -> Seen | None:
         asked_of.append("service")
+        if key[1] == broken:
+            raise RuntimeError("what nobody thought of")
         return None
 
     return ScalingKeeper(
@@ -415,6 +417,16 @@ async def test_a_service_that_is_suspended_or_going_is_left_alone() -> None:
     assert asked_of == []
     await keeper([service(scaling={"maxReplicas": 4})], asked_of).look()
     assert asked_of == ["routers", "service"]
+
+
+async def test_a_fault_of_one_service_stops_no_other_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    asked_of: list[str] = []
+    first, second = service(scaling={"maxReplicas": 4}), service(scaling={"maxReplicas": 4})
+    first["metadata"]["name"] = "broken"
+    await keeper([first, second], asked_of, broken="broken").look()
+    assert asked_of == ["routers", "service", "service"]
+    assert "demo/broken: how many replicas its pools should have could not be decided" in caplog.text
+    assert "what nobody thought of" in caplog.text
 
 
 # The slow loop.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,7 +199,7 @@ class ScalingKeeper:
             return
         count, pages = await self._routers(STATUS_PATH)
         await asyncio.gather(
-            *(self._service(key, pools, _held(key, count, pages, now)) for key, pools in wanted.items())
+            *(_apart(key, self._service(key, pools, _held(key, count, pages, now))) for key, pools in wanted.items())
         )
 
     async def _service(self, key: Key, pools: Mapping[str, Asked], held: Sample | None) -> None:
@@ -267,24 +267,26 @@ class ScalingKeeper:
         for key in asleep:
             held, seen = _held(key, count, pages, self._clock()), self._seen(key)
             if isinstance(held, Present) and held.low > 0 and seen is not None:
-                await self._service(key, follows_load(seen.service), held)
+                await _apart(key, self._service(key, follows_load(seen.service), held))
 
     async def _tend(self) -> None:
         for key in sorted(self._tended):
-            seen, known = self._seen(key), self._known.get(key)
-            if seen is None or known is None or known.uid != seen.observed.uid:
-                self._tended.discard(key)
+            await _apart(key, self._tend_service(key))
+
+    async def _tend_service(self, key: Key) -> None:
+        seen, known = self._seen(key), self._known.get(key)
+        self._tended.discard(key)  # `_settle` of a pool puts it back
+        if seen is None or known is None or known.uid != seen.observed.uid:
+            return
+        for name, memory in list(known.memory.items()):
+            where = standing(seen.observed, seen.desired, name)
+            if where is None or memory.target is None or name not in follows_load(seen.service):
                 continue
-            self._tended.discard(key)  # `_settle` of a pool puts it back
-            for name, memory in list(known.memory.items()):
-                where = standing(seen.observed, seen.desired, name)
-                if where is None or memory.target is None or name not in follows_load(seen.service):
-                    continue
-                draining = self._draining(seen, where)
-                if draining:
-                    going = (pod for pod in seen.pods if pod["metadata"]["uid"] in draining)
-                    known.empty[name] = await self._marks.empty(going)
-                await self._write(seen, self._settle(key, known, seen, name, where))
+            draining = self._draining(seen, where)
+            if draining:
+                going = (pod for pod in seen.pods if pod["metadata"]["uid"] in draining)
+                known.empty[name] = await self._marks.empty(going)
+            await self._write(seen, self._settle(key, known, seen, name, where))
 
     def _settle(self, key: Key, known: _Service, seen: Seen, name: str, where: Standing) -> Step:
         """What is due for a pool, and the count that passes ask for from now on."""
@@ -327,6 +329,14 @@ class ScalingKeeper:
             whose = pod["metadata"]["namespace"], labels.get(LABEL_SERVICE), labels.get(LABEL_POOL)
             if whose not in following:
                 await self._marks.write(pod, False)
+
+
+async def _apart(key: Key, work: Awaitable[None]) -> None:
+    """Do the work of one service: a fault there must not stop the others, nor go unnoticed."""
+    try:
+        await work
+    except Exception:
+        log.exception("%s/%s: how many replicas its pools should have could not be decided", *key)
 
 
 def _source_of(key: Key, pool: str) -> Source:
