@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import Model
 from .conditions import Condition
+from .routing import Shape
 
 
 class PoolStatus(Model):
@@ -30,11 +31,31 @@ class TrafficEntry(Model):
     weight: Annotated[int, Field(ge=0, le=100, description="Whole percent of the pool's requests.")]
 
 
+class ShadowTraffic(Model):
+    """Copies of requests for a revision whose answers no client gets. Bounds count for each router process."""
+
+    revision: Annotated[str, Field(description="Name of the InferenceRevision whose replicas get the copies.")]
+    percent: Annotated[int, Field(ge=1, le=100, description="Whole percent of requests that are copied.")]
+    shapes: Annotated[list[Shape] | None, Field(description="Shapes that are copied; absent: all.")] = None
+    max_concurrent: Annotated[int, Field(ge=1, description="Copies at once; others wait shortly or are dropped.")] = 8
+    max_prompt_tokens: Annotated[int, Field(ge=1, description="Longer prompts (estimated) are not copied.")] = 8192
+    max_tokens: Annotated[int, Field(ge=1, description="Longer answers (allowed or expected) are not copied.")] = 1024
+    opt_out_tenants: Annotated[list[str] | None, Field(description="Tenants of which nothing is copied.")] = None
+    recorder: Annotated[
+        str | None, Field(description="Base URL of the recorder that gets both answers; absent: nobody does.")
+    ] = None
+
+
 class TrafficStatus(Model):
     """Where routers send requests."""
 
-    generation: Annotated[int, Field(description="Grows with each change of the entries; routers acknowledge it.")]
+    generation: Annotated[
+        int, Field(description="Grows with each change of the entries or of shadow; routers acknowledge it.")
+    ]
     entries: Annotated[list[TrafficEntry], Field(description="Shares by pool and revision.")]
+    shadow: Annotated[
+        ShadowTraffic | None, Field(description="Which requests are copied, and for whom; absent: none.")
+    ] = None
 
 
 class DriftItem(Model):

@@ -19,7 +19,7 @@ from paceline_router.table.file_form import (
     rules_broken,
 )
 from paceline_router.table.policy import make_policy
-from paceline_router.table.records import Limits, Replica, Service, Table, TrafficShare
+from paceline_router.table.records import Limits, Replica, Service, Table, TrafficShare, shadow_from
 from paceline_router.table.yaml_file import FileFault, read_yaml
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def _service(entry: FileService, position: int) -> Service:
         wanted=len(entry.replicas),
         policy=make_policy(entry.routing or RoutingSpec(), entry.tenancy, entry.slo, entry.scaling, claims, pool_slo),
         keys_file=entry.keys_file,
+        shadow=shadow_from(traffic.shadow) if traffic is not None and traffic.shadow is not None else None,
     )
 
 

@@ -15,6 +15,7 @@ from paceline_crds.base import Model
 from paceline_crds.names import DEFAULT_POOL
 from paceline_crds.routing import RoutingSpec, ScalingSpec, Shape, SLOSpec
 from paceline_crds.runtime_config import Isolation
+from paceline_crds.status import ShadowTraffic
 from paceline_crds.tenancy import IdentitySource, TenancySpec
 from paceline_router.table.crd_rules import broken_rules
 
@@ -74,6 +75,8 @@ class FileTraffic(Model):
 
     generation: Annotated[int, Field(ge=1)] = 1
     entries: list[FileShare]
+    shadow: ShadowTraffic | None = None
+    """Written as in `status.traffic` of an InferenceService."""
 
 
 class FilePool(Model):
@@ -216,6 +219,12 @@ def _out_of_reach(service: FileService) -> Iterator[str]:
                 f"traffic.entries: no replica has the revision {share.revision}, which is to get {share.weight} %; "
                 f"write `revision: {share.revision}` at the replicas that run it, or see to its spelling"
             )
+    shadow = service.traffic.shadow if service.traffic is not None else None
+    if shadow is not None and service.replicas and shadow.revision not in revisions:
+        yield (
+            f"traffic.shadow: no replica has the revision {shadow.revision}, which is to get copies; write "
+            f"`revision: {shadow.revision}` at the replicas that run it, or see to its spelling"
+        )
 
 
 def _wrong_shares(traffic: FileTraffic) -> Iterator[str]:

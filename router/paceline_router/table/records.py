@@ -7,14 +7,21 @@ the others.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from pydantic import ValidationError
+
 from paceline_crds import names
 from paceline_crds.runtime_config import Isolation
+from paceline_crds.status import ShadowTraffic
 from paceline_router.table.policy import Policy, policy_from_spec
+
+log = logging.getLogger(__name__)
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -26,6 +33,30 @@ class TrafficShare:
     pool: str
     revision: str
     weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """Which requests of a service are copied, and for whom: `status.traffic.shadow`. Bounds count for this process.
+
+    Attributes:
+        revision: whose replicas get the copies.
+        percent: of requests, 1 to 100.
+        shapes: those that are copied; None: all.
+        max_concurrent: copies at once.
+        max_prompt_tokens, max_tokens: longer prompts (estimated) and answers (allowed or expected) are not copied.
+        opt_out_tenants: of whom nothing is copied.
+        recorder: base URL of what gets both answers; None: nobody does.
+    """
+
+    revision: str
+    percent: int
+    shapes: frozenset[str] | None = None
+    max_concurrent: int = 8
+    max_prompt_tokens: int = 8192
+    max_tokens: int = 1024
+    opt_out_tenants: frozenset[str] = frozenset()
+    recorder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +84,7 @@ class Service:
     policy: Policy = field(default_factory=Policy)
     keys_file: str | None = None
     """Only where the table is read from a file: where the hashes of its API keys are."""
+    shadow: Shadow | None = None
 
     @property
     def created(self) -> int:
@@ -178,6 +210,33 @@ def service_from_object(obj: JsonObject) -> Service:
         wanted=_wanted(spec),
         trouble=_trouble(status),
         policy=policy_from_spec(spec),
+        shadow=_shadow(_mapping(traffic.get("shadow"))),
+    )
+
+
+def _shadow(entry: JsonObject) -> Shadow | None:
+    """What `status.traffic.shadow` asks for; None, so no copies at all, where that cannot be read in full."""
+    if not entry:
+        return None
+    try:
+        it = ShadowTraffic.model_validate_json(json.dumps(entry))
+    except (ValidationError, TypeError, ValueError) as exc:
+        log.warning("nothing is copied: status.traffic.shadow cannot be read: %s", exc)
+        return None
+    return shadow_from(it)
+
+
+def shadow_from(it: ShadowTraffic) -> Shadow:
+    """The same as the data path has it."""
+    return Shadow(
+        it.revision,
+        it.percent,
+        None if it.shapes is None else frozenset(shape.value for shape in it.shapes),
+        it.max_concurrent,
+        it.max_prompt_tokens,
+        it.max_tokens,
+        frozenset(it.opt_out_tenants or ()),
+        it.recorder,
     )
 
 
