@@ -22,6 +22,7 @@ from .caches import Watching, watching
 from .drift.keeper import DriftKeeper
 from .election import Election, LeaseTiming
 from .events import EventRecorder
+from .findings import Findings
 from .front import Door, Front
 from .guard import LeaderGuard
 from .keys import KeysKeeper
@@ -156,12 +157,14 @@ class Operator:
             self.recorder,
             time.time,
             settings,
-            drift_of=self.drift.of,
-            split_of=self.splits.of,
-            crd_lacks=lambda: self.schemas.lacks,
-            keys_of=self.keys.of,
-            counts_of=self.scaling.counts,
-            scaling_of=self.scaling.of,
+            Findings(
+                drift=self.drift.of,
+                split=self.splits.of,
+                crd_lacks=lambda: self.schemas.lacks,
+                keys=self.keys.of,
+                counts=self.scaling.counts,
+                scaling=self.scaling.of,
+            ),
         )
         self.metrics = Metrics()
         self.metrics.observe(

@@ -27,10 +27,10 @@ from paceline_kube import (
 )
 
 from .gather import tells_nothing
-from .reconcile import INDEX_SERVICE, Caches, child_indexes, service_indexes
 from .records import Records
 from .routers import ROUTER_SELECTOR
 from .served_names import concerned
+from .stores import INDEX_SERVICE, Caches, child_indexes, service_indexes
 from .views import Views
 from .written import Written
 

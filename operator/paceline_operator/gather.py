@@ -1,4 +1,4 @@
-"""From raw objects to `Observed`. Pure; the informers' stores are read in `reconcile`."""
+"""From raw objects to `Observed`. Pure; the informers' stores are read in `observing`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from paceline_crds.names import LABEL_POOL, LABEL_POOL_HASH, LABEL_SERVICE, deri
 from paceline_kube import DEPLOYMENTS, INFERENCESERVICES, Change, JsonObject, Key, Store
 from paceline_kube.testing import FakeApiServer
 from paceline_operator.caches import owners, watching
-from paceline_operator.reconcile import service_indexes
+from paceline_operator.stores import service_indexes
 
 LONG = "a-service-with-a-name-that-is-far-too-long-to-be-the-value-of-a-label-in-kubernetes"
 

@@ -20,8 +20,10 @@ from paceline_kube import (
     Unreachable,
 )
 from paceline_kube.testing import FakeApiServer
-from paceline_operator.reconcile import Caches, Reconciler, child_indexes, service_indexes
+from paceline_operator.findings import Findings
+from paceline_operator.reconcile import Reconciler
 from paceline_operator.settings import Settings
+from paceline_operator.stores import Caches, child_indexes, service_indexes
 from paceline_operator.views import Views
 from paceline_operator.written import Written
 
@@ -62,7 +64,7 @@ class Desk:
         self.caches = replace(self.caches, views=Views(), written=Written(time.monotonic))
         settings = Settings(runtime_image=image, namespace="paceline-system")
         self.reconciler = Reconciler(
-            self.client, self.caches, self.told, lambda: 1000.0, settings, keys_of=lambda _: self.keys
+            self.client, self.caches, self.told, lambda: 1000.0, settings, Findings(keys=lambda _: self.keys)
         )
 
     async def refresh(self, *only: str) -> None:

@@ -12,16 +12,11 @@ from paceline_kube import DEPLOYMENTS, ApiError, NotFound, Store
 from paceline_kube import INFERENCESERVICES as SERVICES
 from paceline_kube.errors import error_from_status
 from paceline_kube.testing import FakeApiServer, Refusal
+from paceline_operator.acting import LASTING_SECONDS
 from paceline_operator.failures import is_refusal, refusal
-from paceline_operator.reconcile import (
-    LASTING_SECONDS,
-    REFUSED_RETRY_SECONDS,
-    Caches,
-    Reconciler,
-    child_indexes,
-    service_indexes,
-)
+from paceline_operator.reconcile import REFUSED_RETRY_SECONDS, Reconciler
 from paceline_operator.settings import Settings
+from paceline_operator.stores import Caches, child_indexes, service_indexes
 
 BY_A_WEBHOOK = 'admission webhook "no.example.test" denied the request: not today'
 UNREACHABLE = 'Internal error occurred: failed calling webhook "down.example.test": connection refused'
@@ -118,7 +113,7 @@ async def test_an_error_that_mostly_passes_is_told_once_it_lasts(
         await desk.reconciler.reconcile("demo", "chat")
     assert await desk.ready() == {}
     later = time.monotonic() + LASTING_SECONDS + 1
-    monkeypatch.setattr("paceline_operator.reconcile.time.monotonic", lambda: later)
+    monkeypatch.setattr("paceline_operator.acting.time.monotonic", lambda: later)
     await desk.reconciler.reconcile("demo", "chat")
     assert "the disk is on fire" in (await desk.ready())["message"]
 
@@ -133,7 +128,7 @@ async def test_a_child_that_another_owner_took_is_told_once_it_stays_so(
     await desk.reconciler.reconcile("demo", "chat")
     assert (await desk.ready())["reason"] == "Starting", "it may be a child of a former service, which goes by itself"
     later = time.monotonic() + LASTING_SECONDS + 1
-    monkeypatch.setattr("paceline_operator.reconcile.time.monotonic", lambda: later)
+    monkeypatch.setattr("paceline_operator.acting.time.monotonic", lambda: later)
     await desk.reconciler.reconcile("demo", "chat")
     ready = await desk.ready()
     assert ready["reason"] == "ResourceConflict"

@@ -14,8 +14,9 @@ from paceline_operator.drift import keeper as keeper_module
 from paceline_operator.drift.compare import World
 from paceline_operator.drift.keeper import DriftKeeper
 from paceline_operator.drift.replicas import Replicas
-from paceline_operator.reconcile import Caches, Reconciler, child_indexes, service_indexes
+from paceline_operator.reconcile import Reconciler
 from paceline_operator.settings import Settings
+from paceline_operator.stores import Caches, child_indexes, service_indexes
 
 KEY: Key = ("demo", "chat")
 

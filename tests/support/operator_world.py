@@ -33,6 +33,7 @@ from paceline_kube import (
 from paceline_local.cluster import Cluster
 from paceline_operator.caches import watching
 from paceline_operator.drift.keeper import DriftKeeper
+from paceline_operator.findings import Findings
 from paceline_operator.metrics import Metrics
 from paceline_operator.queue import WorkQueue
 from paceline_operator.reconcile import Reconciler
@@ -122,10 +123,12 @@ class Operator:
             self.told,
             time.time,
             told,
-            drift_of=self.drift.of,
-            crd_lacks=lambda: self.schemas.lacks,
-            counts_of=self.scaling.counts,
-            scaling_of=self.scaling.of,
+            Findings(
+                drift=self.drift.of,
+                crd_lacks=lambda: self.schemas.lacks,
+                counts=self.scaling.counts,
+                scaling=self.scaling.of,
+            ),
         )
 
     def _look_at_all(self) -> None:

@@ -1,0 +1,115 @@
+"""Taking the actions of a plan, and what comes of an API server that does not accept one."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from paceline_crds.conditions import Reason
+from paceline_crds.names import FIELD_MANAGER_OPERATOR
+from paceline_kube import INFERENCEREVISIONS, ApiError, Conflict, JsonObject, Key, KubeClient, TooManyRequests
+
+from .actions import Plan, tidies
+from .apply import Applier, NameTaken
+from .failures import Problem, is_refusal, refusal
+from .observed import Observed
+from .recorder import Recorder
+from .render import Desired
+from .startups import StartUps, recorded
+from .written import Written
+
+log = logging.getLogger(__name__)
+
+LASTING_SECONDS = 30.0
+"""For which a write may fail for a reason that mostly passes (a 500, a kind that is not served) before it is told."""
+
+
+class Actor:
+    """Writes the children of services. One instance for the operator's life."""
+
+    def __init__(self, client: KubeClient, recorder: Recorder, written: Written) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._written = written
+        self._failing: dict[Key, float] = {}
+        self._start_ups = StartUps()
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._failing.pop(key, None)
+        self._start_ups.forget(key)
+
+    async def take(self, steps: Plan, service: JsonObject, observed: Observed, desired: Desired) -> Problem | None:
+        """Take the actions in order; what the API server does not accept ends the pass, and is told in the status.
+
+        Raises:
+            ServiceGone: the service was deleted meanwhile.
+            KubeError: a write failed for a reason that mostly passes.
+        """
+        applier = Applier(self._client, self._recorder, self._written, service, observed, desired)
+        for action in steps.actions:
+            try:
+                await applier.take(action)
+            except NameTaken as exc:
+                log.warning("%s/%s: %s", observed.namespace, observed.name, exc)
+                return Problem(Reason.RESOURCE_CONFLICT, str(exc))
+            except ApiError as exc:
+                if not is_refusal(exc) and not self._lasts(exc, (observed.namespace, observed.name)):
+                    raise
+                log.warning("%s/%s: cannot %s: %s", observed.namespace, observed.name, action.sentence, exc)
+                problem = refusal(action.sentence, exc.message)
+                if not tidies(action):
+                    return problem
+                # Nothing that was asked for waits for it; it is tried again when the service is looked at next.
+                self._recorder.event(service, type="Warning", reason="TidyingRefused", message=problem.sentence)
+        if not steps.conflict:
+            self._failing.pop((observed.namespace, observed.name), None)
+        elif self._has_lasted((observed.namespace, observed.name)):
+            # Children of a former service of the name go by themselves; what stays is for somebody to take away.
+            return Problem(Reason.RESOURCE_CONFLICT, f"{steps.waiting}; it is not touched")
+        return None
+
+    async def put_back(self, lost: JsonObject, service: JsonObject, observed: Observed) -> None:
+        """Put the record of the traffic back where somebody took it away; suspended or not, since it says what is.
+
+        Raises:
+            ServiceGone: the service was deleted meanwhile.
+            KubeError: the write failed for a reason that mostly passes.
+        """
+        try:
+            await Applier(self._client, self._recorder, self._written, service, observed).put_back(lost)
+        except (NameTaken, ApiError) as exc:
+            if isinstance(exc, ApiError) and not is_refusal(exc):
+                raise
+            where = (observed.namespace, observed.name)
+            log.warning("%s/%s: the record of the traffic cannot be put back: %s", *where, exc)
+
+    async def measure(self, key: Key, observed: Observed) -> None:
+        """Write down how long replicas took to start. What cannot be written is let go: nothing hangs on it."""
+        samples = self._start_ups.see(key, observed.pods)
+        for name, status in recorded(observed, samples).items() if samples else ():
+            kept = observed.revision(name)
+            version = kept.resource_version if kept is not None else ""
+            try:
+                stored = await self._client.patch(
+                    INFERENCEREVISIONS,
+                    name,
+                    {"metadata": {"resourceVersion": version}, "status": status},
+                    observed.namespace,
+                    subresource="status",
+                    field_manager=FIELD_MANAGER_OPERATOR,
+                )
+            except ApiError as exc:
+                log.info("%s/%s: the start-up time of %s is not written down: %s", *key, name, exc)
+            else:
+                self._written.put(key, INFERENCEREVISIONS, stored)
+
+    def _lasts(self, error: ApiError, key: Key) -> bool:
+        """Whether an error that mostly passes has kept a service up for so long that people have to know."""
+        if isinstance(error, Conflict | TooManyRequests):
+            return False
+        return self._has_lasted(key)
+
+    def _has_lasted(self, key: Key) -> bool:
+        now = time.monotonic()
+        return now - self._failing.setdefault(key, now) > LASTING_SECONDS

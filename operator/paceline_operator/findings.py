@@ -1,0 +1,35 @@
+"""What keepers beside the passes have found out about services; a pass asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline_crds.status import ScalingStatus
+from paceline_kube import JsonObject, Key
+
+from .drift.compare import Drift
+from .observed import Observed
+from .render import Desired
+from .verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Questions that a pass asks; without keepers nothing was looked at.
+
+    Attributes:
+        drift: what the last look at a service's configuration found.
+        split: what the routers advise of its pools.
+        crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
+        keys: why no router can check a service's keys; None: not known yet.
+        counts: what is asked for, with the counts of pools that follow load.
+        scaling: what was decided about these pools; None: nothing yet.
+    """
+
+    drift: Callable[[Key], Drift | None] = lambda _: None
+    split: Callable[[Key], Verdict | None] = lambda _: None
+    crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: ()
+    keys: Callable[[Key], str | None] = lambda _: ""
+    counts: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1]
+    scaling: Callable[[Key], Mapping[str, ScalingStatus] | None] = lambda _: None
