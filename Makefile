@@ -47,8 +47,9 @@ format: $(STAMP) ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(STAMP) ## write crds/*.yaml and the chart's copy from the models
+crds: $(STAMP) ## write crds/*.yaml, the chart's copy and the page of metrics from the models
 	$(BIN)/python -m paceline_crds --write .
+	$(BIN)/python -m paceline_observability --write .
 
 test-fast: $(STAMP) ## units only: no cluster, no model
 	$(PYTEST) -m "not cluster and not model and not long" tests

@@ -7,19 +7,16 @@ from typing import Annotated
 
 import typer
 
-from . import crd, metrics
+from . import crd
 
-CRDS, CHART, PAGE = Path("crds"), Path("charts/paceline"), Path("docs/reference/metrics.md")
+CRDS, CHART = Path("crds"), Path("charts/paceline")
 """What is generated, and what it stands beside, under the root of a checkout."""
 
 
 def crds(
     write: Annotated[
         Path | None,
-        typer.Option(
-            help="Root of a checkout: writes crds/*.yaml, charts/paceline/files/crds/*.yaml and "
-            "docs/reference/metrics.md there."
-        ),
+        typer.Option(help="Root of a checkout: writes crds/*.yaml and charts/paceline/files/crds/*.yaml there."),
     ] = None,
 ) -> None:
     """Print the CustomResourceDefinitions as YAML.
@@ -31,7 +28,7 @@ def crds(
         python -m paceline_crds --write .
     """
     if write is not None:
-        missing = next((part for part in (CRDS, CHART / "Chart.yaml", PAGE) if not (write / part).exists()), None)
+        missing = next((part for part in (CRDS, CHART / "Chart.yaml") if not (write / part).exists()), None)
         if missing is not None:
             raise typer.BadParameter(
                 f"{write} is no root of a checkout: there is no {missing}; write the folder that has crds/",
@@ -39,9 +36,6 @@ def crds(
             )
         for path in crd.write(write / CRDS, write / CHART / "files" / "crds"):
             typer.echo(path)
-        page = write / PAGE
-        page.write_text(metrics.markdown(), encoding="utf-8")
-        typer.echo(page)
         return
     typer.echo("---\n".join(crd.files().values()), nl=False)
 

@@ -3,46 +3,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from paceline_crds import metrics
 from paceline_crds.metrics import CATALOGUE, Metric
 
-PAGE = Path("docs/reference/metrics.md")
-ROOT = Path(__file__).parents[2]
-
 every_metric = pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
-
-
-def test_the_committed_page_is_the_one_the_catalogue_generates() -> None:
-    assert (ROOT / PAGE).read_text(encoding="utf-8") == metrics.markdown(), "run `make crds`"
-
-
-def test_the_command_writes_the_page_where_it_is_committed(tmp_path: Path) -> None:
-    for folder in ("crds", "charts/paceline", PAGE.parent):
-        (tmp_path / folder).mkdir(parents=True)
-    for file in ("charts/paceline/Chart.yaml", PAGE):
-        (tmp_path / file).touch()
-    command = [sys.executable, "-m", "paceline_crds", "--write", str(tmp_path)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert (tmp_path / PAGE).read_text(encoding="utf-8") == (ROOT / PAGE).read_text(encoding="utf-8")
-    assert str(tmp_path / PAGE) in said.splitlines()
-
-
-def test_nothing_is_written_outside_a_checkout(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nonexistent"):
-        command = [sys.executable, "-m", "paceline_crds", "--write", str(folder)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
-        assert "checkout" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_page_has_a_row_for_every_metric() -> None:
-    rows = re.findall(r"^\| `(.+?)` \|", metrics.markdown(), re.MULTILINE)
-    assert rows == [metric.name for metric in CATALOGUE]
 
 
 def test_every_component_has_its_part_and_the_parts_are_the_whole() -> None:

@@ -1,15 +1,15 @@
-"""The catalogue of metrics: what each component shows at `/metrics`, by the names of the text exposition format.
+"""What each component shows at `/metrics`, by the names of the text exposition format.
 
-Components take name, help and labels from here; docs, alerts and dashboards are checked against it. How values are
-kept and histograms' buckets are the component's own. Only the standard library is imported: routers and replicas read
-this at start.
+Components take name, help and labels from here. How values are kept and histograms' buckets are the component's own.
+Only the standard library is imported: routers and replicas read this at start. What is made of all of them together
+(the reference page, alerts, dashboards) is in `paceline_observability`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from . import operator, page, router, runtime
+from . import operator, router, runtime
 from .metric import *  # noqa: F403
 from .metric import Metric as Metric
 from .operator import *  # noqa: F403
@@ -27,8 +27,3 @@ ROUTER: Final = _of(router)
 OPERATOR: Final = _of(operator)
 
 CATALOGUE: Final = RUNTIME + ROUTER + OPERATOR
-
-
-def markdown() -> str:
-    """The reference page: a table per component."""
-    return page.markdown(RUNTIME, ROUTER, OPERATOR)

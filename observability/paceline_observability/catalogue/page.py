@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from paceline_crds.metrics import OPERATOR, ROUTER, RUNTIME, SCRAPE_LABELS
 from paceline_crds.names import OPERATOR_METRICS_PORT, REPLICA_PORT, REPLICA_PORT_NAME, ROUTER_ADMIN_PORT
-
-from .metric import SCRAPE_LABELS, Metric
 
 _REPLICAS = (
     f"Port {REPLICA_PORT}, named `{REPLICA_PORT_NAME}`. Names that begin with `vllm:` have vLLM's meaning. "
-    "Scraping adds the labels " + ", ".join(f"`{label}`" for label in SCRAPE_LABELS) + "."
+    "Scraping adds the labels " + ", ".join(f"`{label}`" for label in SCRAPE_LABELS) + "; `revision` is the hash of "
+    "the pool's configuration there, and the name of the InferenceRevision on the routers' series."
 )
 _ROUTER = (
     f"The admin port, {ROUTER_ADMIN_PORT}. What the times are and how goodput counts: "
@@ -19,9 +17,10 @@ _ROUTER = (
 _OPERATOR = (
     f"Port {OPERATOR_METRICS_PORT}. `process_*` (Linux only) and `python_info` are of the operator's own process."
 )
+_SECTIONS = (("Replicas", _REPLICAS, RUNTIME), ("Router", _ROUTER, ROUTER), ("Operator", _OPERATOR, OPERATOR))
 
 
-def markdown(runtime: Sequence[Metric], router: Sequence[Metric], operator: Sequence[Metric]) -> str:
+def markdown() -> str:
     """The page: a table per component."""
     out = [
         "# Metrics",
@@ -29,8 +28,7 @@ def markdown(runtime: Sequence[Metric], router: Sequence[Metric], operator: Sequ
         "Made from `crds/paceline_crds/metrics/` by `make crds`; edit that. A value that is not known is an absent "
         "series, never zero. A histogram has the series `_bucket` (with the label `le`), `_sum` and `_count`.",
     ]
-    sections = (("Replicas", _REPLICAS, runtime), ("Router", _ROUTER, router), ("Operator", _OPERATOR, operator))
-    for title, text, metrics in sections:
+    for title, text, metrics in _SECTIONS:
         out += ["", f"## {title}", "", text, "", "| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
         for metric in metrics:
             labels = ", ".join(f"`{label}`" for label in metric.labels)
