@@ -68,12 +68,78 @@ class StartUp(Model):
     slowest_seconds: Annotated[int, Field(ge=0, description="The slowest start without a restart in between.")]
 
 
+class Percentiles(Model):
+    """Of the seconds that something took, as Go durations of two digits or more."""
+
+    p50: Annotated[str, Field(description="Half were as fast.")]
+    p90: Annotated[str, Field(description="Nine of ten were as fast.")]
+    p99: Annotated[str, Field(description="99 of 100 were as fast.")]
+
+
+class Baseline(Model):
+    """What the routers measured of a revision's requests in one stretch of time while it served."""
+
+    since: Annotated[str, Field(description="When the stretch begins (RFC 3339).")]
+    until: Annotated[str, Field(description="When it ends (RFC 3339).")]
+    requests: Annotated[int, Field(ge=1, description="Requests that ended in it.")]
+    failed: Annotated[int, Field(ge=0, description="Of them, those that ended with 5xx or a broken stream.")]
+    prompt_tokens: Annotated[int, Field(ge=0, description="Tokens of their prompts.")]
+    output_tokens: Annotated[int, Field(ge=0, description="Tokens of their answers.")]
+    ttft: Annotated[Percentiles | None, Field(description="Time to the first token; absent: none was timed.")] = None
+    tpot: Annotated[Percentiles | None, Field(description="Time per further token; absent: none was timed.")] = None
+
+
 class RevisionPoolStatus(Model):
     """What was measured of one pool."""
 
     name: Annotated[str, Field(description="Name of the pool.")]
     hash: Annotated[str, Field(description="Its hash.")]
     start_up: Annotated[StartUp | None, Field(description="How long its replicas took to start.")] = None
+    baseline: Annotated[
+        Baseline | None, Field(description="Its requests while the revision served; absent: none were measured.")
+    ] = None
+
+
+class GateStatus(Model):
+    """What one gate says of one pool and shape of requests."""
+
+    place: Annotated[str, Field(description="Pool and shape, as pool/shape.")]
+    signal: Annotated[str, Field(description="What was looked at.")]
+    outcome: Annotated[str, Field(description="Better, NoWorse, Worse or NotKnown.")]
+    reason: Annotated[str, Field(description="Why, one word for programs.")]
+    message: Annotated[str, Field(description="The same as a sentence, with numbers and interval.")]
+
+
+class VerdictStatus(Model):
+    """Whether the revision is worse than the one before it, as far as its last step shows."""
+
+    verdict: Annotated[str, Field(description="Pass, Fail or NotKnown.")]
+    message: Annotated[str, Field(description="A sentence that names what decided.")]
+    base: Annotated[str, Field(description="The revision it was held against.")]
+    generation: Annotated[int, Field(description="Of the traffic that was judged.")]
+    step: Annotated[int, Field(description="Which of the steps, from 1; 0 is the shadow step.")]
+    weight: Annotated[int, Field(description="Its whole percent of the requests.")]
+    since: Annotated[str, Field(description="Begin of the evidence (RFC 3339).")]
+    at: Annotated[str, Field(description="When it was judged (RFC 3339).")]
+    gates: Annotated[list[GateStatus] | None, Field(description="By gate and place, at most 64.")] = None
+
+
+class RolloutEvent(Model):
+    """A decision of a rollout."""
+
+    at: Annotated[str, Field(description="When (RFC 3339).")]
+    phase: Annotated[str, Field(description="The phase it led to.")]
+    weight: Annotated[int, Field(description="Whole percent of the requests for this revision then.")]
+    by: Annotated[str, Field(description="Who: paceline, or who gave the order.")]
+    reason: Annotated[str, Field(description="One word for programs.")]
+    message: Annotated[str, Field(description="A sentence, with numbers.")] = ""
+
+
+class RevisionRollout(Model):
+    """How its rollout by steps went."""
+
+    verdict: Annotated[VerdictStatus | None, Field(description="The last verdict.")] = None
+    timeline: Annotated[list[RolloutEvent] | None, Field(description="Its decisions, the last forty.")] = None
 
 
 class InferenceRevisionStatus(Model):
@@ -86,6 +152,7 @@ class InferenceRevisionStatus(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = None
+    rollout: Annotated[RevisionRollout | None, Field(description="How its rollout by steps went.")] = None
 
 
 class InferenceRevision(Model):
