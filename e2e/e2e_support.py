@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import openai
+import psutil
 
 from paceline_local import lifecycle
 from paceline_local.cluster import Cluster, CommandError
@@ -139,15 +140,56 @@ class Fleet:
         return answer.choices[0].message.content or ""
 
 
+def processes_of(pod: dict[str, Any]) -> list[psutil.Process]:
+    """The processes of a local pod: those with its address to bind to, and its name as host name."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if (
+            environment.get("HOSTNAME") == pod["metadata"]["name"]
+            and environment.get("PACELINE_BIND_HOST") == pod["status"]["podIP"]
+        ):
+            found.append(process)
+    return found
+
+
+def kill(pod: dict[str, Any]) -> None:
+    """kill -9 everything in a pod."""
+    victims = processes_of(pod)
+    assert victims, f"no process of {pod['metadata']['name']} found"
+    for process in victims:
+        process.kill()
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    """How often containers of a pod were started again."""
+    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
+
+
+def system_pod(fleet: Fleet, component: str) -> dict[str, Any]:
+    """The one pod of a part of Paceline."""
+    (pod,) = fleet.pods(SYSTEM, f"app.kubernetes.io/component={component}")
+    return pod
+
+
 @dataclass
 class Load:
-    """Steady streamed requests from a few clients in a loop of their own; bounded by `stop` and by `seconds`."""
+    """Steady streamed requests from a few clients in a loop of their own; bounded by `stop` and by `seconds`.
+
+    Attributes:
+        pause: seconds that each client waits between two requests.
+    """
 
     url: str
     model: str
     clients: int = 3
     max_tokens: int = 24
     seconds: float = 240.0
+    pause: float = 0.0
+    sent: int = 0
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     revisions: list[str] = field(default_factory=list)
@@ -160,6 +202,7 @@ class Load:
 
     async def _client(self, client: openai.AsyncOpenAI, stop: asyncio.Event, number: int) -> None:
         while not stop.is_set():
+            self.sent += 1
             try:
                 raw = await client.chat.completions.with_raw_response.create(
                     model=self.model,
@@ -180,6 +223,8 @@ class Load:
                 revision = raw.headers.get("x-paceline-revision", "")
                 if not self.revisions or self.revisions[-1] != revision:
                     self.revisions.append(revision)
+            if self.pause:
+                await asyncio.sleep(self.pause)
 
 
 @contextmanager

@@ -9,51 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import openai
-import psutil
 import pytest
-from e2e_support import SYSTEM, Fleet, eventually, under_load
+from e2e_support import SYSTEM, Fleet, eventually, kill, processes_of, restarts, system_pod, under_load
 
 from paceline_local import lifecycle
 from paceline_local.cluster import CommandError
 from paceline_local.commands import bring_up
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
-
-
-def processes_of(pod: dict[str, Any]) -> list[psutil.Process]:
-    """The processes of a local pod: those with its address to bind to, and its name as host name."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if (
-            environment.get("HOSTNAME") == pod["metadata"]["name"]
-            and environment.get("PACELINE_BIND_HOST") == pod["status"]["podIP"]
-        ):
-            found.append(process)
-    return found
-
-
-def kill(pod: dict[str, Any]) -> None:
-    """kill -9 everything in a pod."""
-    victims = processes_of(pod)
-    assert victims, f"no process of {pod['metadata']['name']} found"
-    for process in victims:
-        process.kill()
-
-
-def restarts(pod: dict[str, Any]) -> int:
-    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
-
-
-def system_pod(fleet: Fleet, component: str) -> dict[str, Any]:
-    (pod,) = fleet.pods(SYSTEM, f"app.kubernetes.io/component={component}")
-    return pod
 
 
 def test_a_replica_killed_mid_stream_ends_that_stream_with_a_readable_error_and_no_other(fleet: Fleet) -> None:
