@@ -76,3 +76,11 @@ def test_kpa_at_most_halves_what_is_ready() -> None:
     taken = [kpa.decide(view(float(second), [0] * 8)) for second in range(0, 40, 2)]
     assert taken[0] == 8, "it begins in panic, so as not to begin by shrinking"
     assert taken[-1] == 4
+
+
+def test_kpa_holds_in_panic_what_the_stable_window_asked_for_meanwhile() -> None:
+    kpa = Kpa(10.0, window=20.0)
+    for second in range(0, 60, 2):
+        assert kpa.decide(view(float(second), [15] * 8)) == 12
+    # Seven of eight fail: what is asked of the one that is left is panic, and the stable window still says twelve.
+    assert {kpa.decide(view(float(second), [40])) for second in range(60, 100, 2)} == {12}

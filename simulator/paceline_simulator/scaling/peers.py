@@ -174,6 +174,6 @@ class Kpa:
         elif self._panic_since is not None and now - self._panic_since > self.window:
             self._panic_since = None
         if self._panic_since is not None:
-            self._panic_pods = max(self._panic_pods, wanted_panic, view.ready)
-            wanted = max(self._panic_pods, wanted)
+            # Whichever asked for more, nothing goes down before the panic is over.
+            self._panic_pods = wanted = max(self._panic_pods, wanted, wanted_panic)
         return max(wanted, self.least)
