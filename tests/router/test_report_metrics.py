@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from finished_exchange import Over
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline_crds import metrics as catalogue
@@ -119,6 +120,46 @@ def test_promtool_finds_nothing_to_say(busy: DataPlane) -> None:
     assert (done.returncode, done.stderr.strip()) == (0, ""), done.stderr
 
 
+def test_who_accepts_openmetrics_gets_it_with_the_requests_to_look_at(busy: DataPlane) -> None:
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+    with TestClient(make_app(busy, Source(), AdminToken(value="secret"))) as client:
+        answer = client.get("/metrics", headers={"accept": accept})
+        plain = client.get("/metrics", headers={"accept": "*/*"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "# {" not in plain.text
+    families = {family.name: family for family in openmetrics_families(answer.text)}
+    text_families = {family.name: family for family in text_string_to_metric_families(plain.text)}
+    assert families.keys() == text_families.keys()
+    for name, family in families.items():
+        assert (family.type, family.documentation) == (text_families[name].type, text_families[name].documentation)
+    pointed = {
+        name: found.exemplar
+        for name, family in families.items()
+        for found in family.samples
+        if found.exemplar is not None
+    }
+    assert {name: found.value for name, found in pointed.items()} == {
+        "paceline_router_ttft_seconds": pytest.approx(0.1),
+        "paceline_router_tpot_seconds": pytest.approx(0.02),
+        "paceline_router_request_duration_seconds": pytest.approx(0.3),
+    }
+    assert all(found.labels == {"request_id": "req-1"} for found in pointed.values())
+
+
+@pytest.mark.parametrize("edges", [histogram.TTFT, histogram.TPOT, histogram.DURATION])
+@given(values=st.lists(st.floats(0.0, 2000.0), max_size=40))
+def test_an_exemplar_lies_in_its_bucket_and_is_the_last_that_fell_into_it(
+    edges: tuple[float, ...], values: list[float]
+) -> None:
+    made = FineHistogram(edges)
+    for number, value in enumerate(values):
+        made.observe(value, b"r%d" % number)
+    bounds = [*edges, float("inf")]
+    last = {bounds[bisect_left(bounds, value)]: (f"r{number}", value) for number, value in enumerate(values)}
+    assert {float(dict(labels)["le"]): who for (_, labels), who in made.pointed("x", ())} == last
+
+
 def test_a_metric_that_is_not_in_the_catalogue_cannot_be_shown() -> None:
     with pytest.raises(KeyError, match="paceline_router_made"):
         exposition([("paceline_router_made_up", (), 1)])
@@ -165,10 +206,10 @@ def test_buckets_that_are_shown_have_exactly_what_belongs_in_them(
     edges: tuple[float, ...], values: list[float]
 ) -> None:
     assert set(edges) <= set(EDGES)
-    made = FineHistogram()
+    made = FineHistogram(edges)
     for value in values:
         made.observe(value)
-    samples = list(made.samples("x", (), edges))
+    samples = list(made.samples("x", ()))
     counts = [value for name, _, value in samples if name == "x_bucket"]
     assert counts == [*(sum(value <= edge for value in values) for edge in edges), len(values)]
     assert samples[-2][2] == pytest.approx(sum(values))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Header, Query
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from paceline_crds import metrics as catalogue
@@ -25,7 +25,16 @@ from paceline_router.report.demand import steady, stream
 from paceline_router.report.guard import guarded_app
 from paceline_router.report.samples import samples_page
 from paceline_router.report.status import answering, status_page
-from paceline_router.report.text import Labels, Sample, exposition, sample, service_labels
+from paceline_router.report.text import (
+    OPENMETRICS,
+    TEXT,
+    Labels,
+    Sample,
+    accepts_openmetrics,
+    exposition,
+    sample,
+    service_labels,
+)
 from paceline_router.report.tokens import AdminToken
 from paceline_router.shape.shaper import ShapeSamples
 from paceline_router.shape.split import split_page
@@ -133,9 +142,9 @@ def _shapes_of_pools(policy: Policy) -> dict[str, list[str]]:
     return pools
 
 
-def metrics_page(plane: DataPlane, source: Source) -> str:
+def metrics_page(plane: DataPlane, source: Source, openmetrics: bool = False) -> str:
     """The text of `/metrics`."""
-    return exposition(_samples(plane, source))
+    return exposition(_samples(plane, source), plane.metrics.exemplars() if openmetrics else None)
 
 
 def _samples(plane: DataPlane, source: Source) -> Iterator[Sample]:
@@ -227,9 +236,10 @@ def make_app(plane: DataPlane, source: Source, token: AdminToken) -> FastAPI:
         return JSONResponse(error_body(f"The data path has not moved for {silent:.0f} s.", type=SERVER_ERROR), 503)
 
     @app.get("/metrics")
-    async def metrics() -> PlainTextResponse:
-        text = steady(lambda: metrics_page(plane, source))
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    async def metrics(accept: Annotated[str, Header()] = "") -> PlainTextResponse:
+        openmetrics = accepts_openmetrics(accept)
+        text = steady(lambda: metrics_page(plane, source, openmetrics))
+        return PlainTextResponse(text, headers={"content-type": OPENMETRICS if openmetrics else TEXT})
 
     @app.get("/v1/paceline/routes")
     async def routes() -> JSONResponse:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from paceline_crds.sketch import BUCKETS, Sketch
-from paceline_router.report.histogram import FineHistogram
+from paceline_router.report.histogram import DURATION, TPOT, TTFT, FineHistogram
 
 OUTCOMES: Final = ("2xx", "3xx", "4xx", "5xx", "cancelled", "broken_stream")
 """Status class of the answer; `cancelled`: the client left; `broken_stream`: ended by an error event after bytes
@@ -32,9 +32,9 @@ class Cell:
 
     def __init__(self) -> None:
         self.outcomes = [0] * len(OUTCOMES)
-        self.ttft = FineHistogram()
-        self.tpot = FineHistogram()
-        self.duration = FineHistogram()
+        self.ttft = FineHistogram(TTFT)
+        self.tpot = FineHistogram(TPOT)
+        self.duration = FineHistogram(DURATION)
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.met = 0

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 
 from paceline_crds.sketch import BUCKETS, EDGES
-from paceline_router.report.text import Labels, Sample
+from paceline_router.report.text import Exemplar, Labels, Place, Sample
 
 SHORT = (
     0.00002,
@@ -102,30 +102,57 @@ class Histogram:
 
 
 class FineHistogram:
-    """Counts over the fine scale, from which both sketches and the buckets that are shown are made."""
+    """Counts over the fine scale, from which both sketches and the buckets that are shown are made.
 
-    __slots__ = ("counts", "sum")
+    Attributes:
+        exemplars: of each shown bucket the last request that fell into it, and its value.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_shown", "counts", "edges", "exemplars", "sum")
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        """
+        Args:
+            edges: bounds of the buckets that are shown, each of which is on the fine scale.
+        """
+        self.edges = edges
         self.counts = [0] * BUCKETS
         self.sum = 0.0
+        self.exemplars: dict[int, tuple[bytes, float]] = {}
+        self._shown = _shown_in(edges)
 
-    def observe(self, value: float) -> None:
-        """Count one value, seconds."""
-        self.counts[bucket_of(EDGES, value)] += 1
+    def observe(self, value: float, request_id: bytes = b"") -> None:
+        """Count one value, seconds, and remember whose it is."""
+        bucket = bucket_of(EDGES, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if request_id:
+            self.exemplars[self._shown[bucket]] = (request_id, value)
 
-    def samples(self, name: str, labels: Labels, edges: tuple[float, ...]) -> Iterator[Sample]:
-        """The series of a histogram with these buckets, each of which is on the fine scale."""
+    def samples(self, name: str, labels: Labels) -> Iterator[Sample]:
+        """The series of a histogram."""
         counts = self.counts[:]
-        shown = [sum(counts[begin:end]) for begin, end in _spans(edges)]
-        return _series(name, labels, edges, shown, self.sum, 0)
+        shown = [sum(counts[begin:end]) for begin, end in _spans(self.edges)]
+        return _series(name, labels, self.edges, shown, self.sum, 0)
+
+    def pointed(self, name: str, labels: Labels) -> Iterator[tuple[Place, Exemplar]]:
+        """The exemplars, each with the series that it belongs to."""
+        for bound, place in enumerate(_bounds(self.edges)):
+            found = self.exemplars.get(bound)
+            if found is not None:
+                yield (name + "_bucket", (*labels, place)), (found[0].decode("latin-1"), found[1])
 
 
 @cache
 def _spans(edges: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
     """Which stretches of the fine scale the buckets with these bounds are."""
     return tuple(pairwise([0, *(EDGES.index(edge) + 1 for edge in edges), BUCKETS]))
+
+
+@cache
+def _shown_in(edges: tuple[float, ...]) -> list[int]:
+    """For each bucket of the fine scale, which of the shown ones it is part of."""
+    return [shown for shown, (begin, end) in enumerate(_spans(edges)) for _ in range(begin, end)]
 
 
 @cache

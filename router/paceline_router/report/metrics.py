@@ -12,7 +12,7 @@ from paceline_crds import metrics as catalogue
 from paceline_router.report.cells import Key
 from paceline_router.report.imbalance import Imbalance
 from paceline_router.report.service import ServiceMetrics
-from paceline_router.report.text import Sample, sample, service_labels
+from paceline_router.report.text import Exemplar, Place, Sample, sample, service_labels
 from paceline_router.report.windows import SLOT_SECONDS
 from paceline_router.table.routes import revision_of
 
@@ -100,6 +100,11 @@ class Metrics:
     def lag(self) -> float:
         """The most that a tick came late in the last seconds: what any request may have waited for the data path."""
         return max(self._late)
+
+    def exemplars(self) -> dict[Place, Exemplar]:
+        """Requests to look at, by the series that they fell into."""
+        services = list(self.services.items())
+        return {place: who for key, one in services for place, who in one.exemplars(service_labels(key))}
 
     def samples(self) -> Iterator[Sample]:
         """All series this class keeps."""

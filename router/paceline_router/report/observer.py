@@ -42,6 +42,7 @@ class Observer:
         first = exchange.first_byte_at
         ttft = tpot = NOT_KNOWN
         tokens = exchange.output_tokens
+        request_id = exchange.request_id
 
         if exchange.parked_at:
             wait = waited(exchange)
@@ -52,7 +53,7 @@ class Observer:
         if sent and exchange.attempts == 1:
             metrics.router.observe(sent - started - wait)
         if code == _ANSWERED:
-            cell.duration.observe(total)
+            cell.duration.observe(total, request_id)
             timing = exchange.engine_timing
             stream = exchange.stream
             if timing is not None:
@@ -68,7 +69,7 @@ class Observer:
             if stream:
                 ttft = first - started
             if ttft >= 0.0:
-                cell.ttft.observe(ttft)
+                cell.ttft.observe(ttft, request_id)
                 tenant = exchange.tenant_label
                 if tenant != NONE:
                     metrics.ttft_of(tenant).observe(ttft)
@@ -77,7 +78,7 @@ class Observer:
                     gaps = tokens - 1 if choices <= 1 else tokens / choices - 1.0
                     if gaps > 0:
                         tpot = (total - ttft) / gaps
-                        cell.tpot.observe(tpot)
+                        cell.tpot.observe(tpot, request_id)
 
         if (code == _ANSWERED or code in _FAILED) and shape >= 0:
             objectives = metrics.objectives

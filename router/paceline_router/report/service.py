@@ -8,10 +8,10 @@ from typing import Final
 from paceline_crds import metrics as catalogue
 from paceline_router.report import histogram
 from paceline_router.report.cells import OUTCOMES, Cell, Key
-from paceline_router.report.histogram import Histogram
+from paceline_router.report.histogram import FineHistogram, Histogram
 from paceline_router.report.labels import NONE, OTHER, BoundedCounters
 from paceline_router.report.objectives import RESULTS, SLOS, Objectives
-from paceline_router.report.text import Labels, Sample, sample
+from paceline_router.report.text import Exemplar, Labels, Place, Sample, sample
 from paceline_router.report.windows import Windows
 from paceline_router.table.policy import SHAPES, SLOW_SECONDS, Policy
 
@@ -165,11 +165,17 @@ class ServiceMetrics:
         for shape, engine in zip(SHAPE_LABELS, self.engine, strict=True):
             if any(engine.counts):
                 yield from engine.samples(catalogue.ROUTER_ENGINE.name, (*labels, ("shape", shape)))
-        for (pool, revision), cells in list(self.cells.items()):
+        for key, cells in list(self.cells.items()):
             for shape, cell in zip(SHAPE_LABELS, cells, strict=True):
                 if any(cell.outcomes):
-                    place = (("pool", pool or NONE), ("revision", revision or NONE), ("shape", shape))
-                    yield from _cell_samples(cell, (*labels, *place))
+                    yield from _cell_samples(cell, (*labels, *_place(key, shape)))
+
+    def exemplars(self, labels: Labels) -> Iterator[tuple[Place, Exemplar]]:
+        """Requests to look at, by the series of `samples` that they fell into."""
+        for key, cells in list(self.cells.items()):
+            for shape, cell in zip(SHAPE_LABELS, cells, strict=True):
+                for metric, times in _times(cell):
+                    yield from times.pointed(metric.name, (*labels, *_place(key, shape)))
 
     def _objectives(self, labels: Labels) -> Iterator[Sample]:
         several = (self.objectives, *self.pool_objectives.values())
@@ -184,10 +190,19 @@ def _cell_samples(cell: Cell, labels: Labels) -> Iterator[Sample]:
     for outcome, count in zip(OUTCOMES, tuple(cell.outcomes), strict=True):
         if count:
             yield sample(catalogue.ROUTER_PLACED_REQUESTS, labels, outcome, value=count)
-    for metric, times, edges in (
-        (catalogue.ROUTER_TTFT, cell.ttft, histogram.TTFT),
-        (catalogue.ROUTER_TPOT, cell.tpot, histogram.TPOT),
-        (catalogue.ROUTER_DURATION, cell.duration, histogram.DURATION),
-    ):
+    for metric, times in _times(cell):
         if any(times.counts):
-            yield from times.samples(metric.name, labels, edges)
+            yield from times.samples(metric.name, labels)
+
+
+def _times(cell: Cell) -> tuple[tuple[catalogue.Metric, FineHistogram], ...]:
+    return (
+        (catalogue.ROUTER_TTFT, cell.ttft),
+        (catalogue.ROUTER_TPOT, cell.tpot),
+        (catalogue.ROUTER_DURATION, cell.duration),
+    )
+
+
+def _place(key: Key, shape: str) -> Labels:
+    pool, revision = key
+    return (("pool", pool or NONE), ("revision", revision or NONE), ("shape", shape))

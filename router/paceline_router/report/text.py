@@ -1,4 +1,4 @@
-"""The text form of metrics for Prometheus."""
+"""The text forms of metrics for Prometheus: 0.0.4, and OpenMetrics, which has exemplars."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from paceline_crds import metrics as catalogue
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels, int | float]
 """Name, labels, value: of a counter all digits, so it stays the whole number that it is, also in compiled code."""
+
+Place = tuple[str, Labels]
+"""One series, by name and labels."""
+Exemplar = tuple[str, float]
+"""Id of a request, and its value."""
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 BREATH = 100
 """Series after which the interpreter is offered to the thread of the data path, which may not wait for a whole page."""
@@ -29,8 +37,13 @@ def sample(metric: catalogue.Metric, labels: Labels, *rest: str, value: int | fl
     return metric.name, (*labels, *zip(metric.labels[len(labels) :], rest, strict=True)), value
 
 
-def exposition(samples: Iterable[Sample]) -> str:
-    """The text format 0.0.4 of samples in any order.
+def accepts_openmetrics(accept: str) -> bool:
+    """Whether who asks with this `Accept` would take OpenMetrics; who only takes anything gets text."""
+    return any(part.split(";")[0].strip().lower() == "application/openmetrics-text" for part in accept.split(","))
+
+
+def exposition(samples: Iterable[Sample], exemplars: Mapping[Place, Exemplar] | None = None) -> str:
+    """Samples in any order as text 0.0.4; or, with exemplars (there may be none), as OpenMetrics 1.0.0.
 
     Raises:
         KeyError: a metric that is not in `FAMILIES`.
@@ -56,10 +69,18 @@ def exposition(samples: Iterable[Sample]) -> str:
         if text is None:
             text = begun[first] = "".join([f'{label}="{_escape(content)}",' for label, content in first])
         last, content = labels[-1]
-        lines.append(f'{name}{{{text}{last}="{_escape(content)}"}} {value!r}')
+        line = f'{name}{{{text}{last}="{_escape(content)}"}} {value!r}'
+        if exemplars and (who := exemplars.get((name, labels))):
+            line += f' # {{request_id="{_escape(who[0])}"}} {who[1]!r}'
+        lines.append(line)
     out: list[str] = []
     for name, lines in families.items():
-        out += [f"# HELP {name} {FAMILIES[name].help}", f"# TYPE {name} {FAMILIES[name].kind}", *lines]
+        kind = FAMILIES[name].kind
+        # OpenMetrics names a family of counters without what its samples end in.
+        family = name.removesuffix("_total") if exemplars is not None and kind == "counter" else name
+        out += [f"# HELP {family} {FAMILIES[name].help}", f"# TYPE {family} {kind}", *lines]
+    if exemplars is not None:
+        out.append("# EOF")
     return "\n".join(out) + "\n"
 
 

@@ -101,6 +101,7 @@ class Account:
                     seconds=record.first_token_seconds,
                     queue_seconds=output.queue_seconds,
                     prefill_seconds=output.prefill_seconds,
+                    request_id=record.request_id,
                 )
             )
         before = self._token_at[index]
@@ -131,6 +132,7 @@ class Account:
                 queue_seconds=record.queue_seconds,
                 preemptions=record.preemptions,
                 tenant=record.tenant,
+                request_id=record.request_id,
             )
         )
 

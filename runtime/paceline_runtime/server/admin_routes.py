@@ -13,7 +13,6 @@ from starlette.responses import Response
 from . import openapi
 from .errors import ApiError, unavailable
 from .health import Verdict
-from .metrics import CONTENT_TYPE
 from .replica import Replica
 
 
@@ -50,9 +49,10 @@ class AdminRoutes:
         """The version of Paceline."""
         return _json({"version": importlib.metadata.version("paceline")})
 
-    async def metrics(self) -> Response:
-        """Prometheus metrics."""
-        return Response(self._replica.metrics.render(), headers={"content-type": CONTENT_TYPE})
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus metrics; with exemplars for who accepts OpenMetrics."""
+        page, content_type = self._replica.metrics.render(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
 
     async def config(self, request: Request) -> Response:
         """Each parameter as it is in effect and where it came from; the ETag is the hash of it."""

@@ -19,13 +19,15 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from paceline_crds import metrics as catalogue
 from paceline_runtime.messages import EngineStats, Ready, RejectCode
 
 from .engine_metrics import PHASES, EngineCollector
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FINISHED_REASONS: Final = ("stop", "length", "abort", "error")
 ENDPOINTS: Final = ("chat_completions", "completions")
 REJECTIONS: Final = {code: code.value for code in RejectCode} | {RejectCode.QUEUE_FULL: "max_num_queued_reqs"}
@@ -63,6 +65,8 @@ _BATCH_SEQS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4
 _CHOICES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
+_LONGEST_ID: Final = 128 - len("request_id")
+"""Characters of a request's id in an exemplar; OpenMetrics allows 128 for its labels' names and values together."""
 
 MOST_NAMES: Final = 20
 """Values of a label that callers choose; further ones are `_other`."""
@@ -96,6 +100,7 @@ class FirstToken:
     seconds: float
     queue_seconds: float | None
     prefill_seconds: float | None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,7 @@ class Ended:
     queue_seconds: float | None = None
     preemptions: int = 0
     tenant: str = ""
+    request_id: str = ""
 
 
 _IMPORTED_AT: Final = time.monotonic()
@@ -194,9 +200,16 @@ class Metrics:
         family = Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=buckets)
         return family.labels(self._model_name)  # looked up once: some are observed for every token
 
-    def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type: OpenMetrics, which has exemplars, for who accepts it, or else text.
+
+        Args:
+            accept: the header of that name.
+        """
+        if any(part.split(";")[0].strip().lower() == "application/openmetrics-text" for part in accept.split(",")):
+            # Any other escaping, which the library takes by itself, turns `vllm:` into `vllm_` in OpenMetrics.
+            return openmetrics.generate_latest(self._registry, openmetrics.ALLOWUTF8), OPENMETRICS
+        return generate_latest(self._registry), TEXT
 
     def configured(self, pool_hash: str, config_hash: str) -> None:
         """Say what configuration runs."""
@@ -261,7 +274,7 @@ class Metrics:
             self._tenant_tokens.labels(self._model_name, tenant, kind).inc(tokens)
             self._version_tokens.labels(self._model_name, version, kind).inc(tokens)
         self._prompt_length.observe(first.prompt_tokens)
-        self._ttft.observe(first.seconds)
+        self._ttft.observe(first.seconds, _exemplar(first.request_id))
         if self._cold is not None:
             self._cold.labels(self._model_name).set(first.seconds)
             self._cold = None
@@ -284,7 +297,8 @@ class Metrics:
         if ended.reason not in ("stop", "length"):
             return
         made, longest = sum(ended.completion_tokens), max(ended.completion_tokens, default=0)
-        self._e2e.observe(ended.seconds)
+        who = _exemplar(ended.request_id)
+        self._e2e.observe(ended.seconds, who)
         self._answer_length.observe(made)
         self._longest_answer.observe(longest)
         if ended.first_token_seconds is None:
@@ -294,4 +308,9 @@ class Metrics:
         if ended.queue_seconds is not None:
             self._inference.observe(max(0.0, ended.seconds - ended.queue_seconds))
         if longest > 1:
-            self._per_token.observe(decode / (longest - 1))
+            self._per_token.observe(decode / (longest - 1), who)
+
+
+def _exemplar(request_id: str) -> dict[str, str] | None:
+    """Labels of an exemplar: which request it was."""
+    return {"request_id": request_id} if 0 < len(request_id) <= _LONGEST_ID else None

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline_crds import metrics as catalogue
@@ -288,6 +289,36 @@ async def test_metrics_are_exactly_those_of_the_catalogue(front_end: Any) -> Non
         for family in text_string_to_metric_families(text)
     }
     assert shown == {m.name: (m.kind, m.help, {frozenset(m.labels)}) for m in catalogue.RUNTIME}
+
+
+async def test_who_accepts_openmetrics_gets_it_with_the_requests_to_look_at(front_end: Any) -> None:
+    async def scripted(core: Any, request: AddRequest) -> None:
+        await core.say(request, "the fox")
+
+    async with front_end(scripted) as front:
+        await front.http.post("/v1/chat/completions", json=CHAT, headers={"x-paceline-request-id": "router-1"})
+        accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+        answer = await front.http.get("/metrics", headers={"accept": accept})
+        plain = await front.http.get("/metrics", headers={"accept": "*/*"})
+        # Longer ids than an exemplar may have are left out of it, and nothing else of the request is.
+        long = {"x-paceline-request-id": "r" * 128}
+        assert (await front.http.post("/v1/chat/completions", json=CHAT, headers=long)).status_code == 200
+        later = await front.http.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "# {" not in plain.text
+    families = {family.name: family for family in openmetrics_families(answer.text)}
+    assert families.keys() == {family.name for family in text_string_to_metric_families(plain.text)}
+    pointed = {
+        name: found.exemplar.labels
+        for name, family in families.items()
+        for found in family.samples
+        if found.exemplar is not None
+    }
+    names = ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_time_per_output_token_seconds")
+    assert pointed == {f"vllm:{name}": {"request_id": "router-1"} for name in names}
+    assert "r" * 128 not in later.text
+    assert 'vllm:time_to_first_token_seconds_count{model_name="org/tiny"} 2.0' in later.text
 
 
 async def test_metrics_have_vllms_names_and_count_every_request_once(front_end: Any) -> None:

@@ -85,7 +85,7 @@ async def test_outcomes_add_up_to_what_was_received(front_end: Any, eventually: 
         await eventually(lambda: len(front.replica.requests) == 0)
         assert front.replica.engine.open_requests == 0
         assert front.core.open == set()
-        text = front.replica.metrics.render().decode()
+        text = front.replica.metrics.render()[0].decode()
 
     def total(name: str) -> dict[str, float]:
         return {label: float(value) for label, value in re.findall(rf'(?m)^{name}{{\w+="(\w+)".*}} ([0-9.e+]+)$', text)}
@@ -129,7 +129,7 @@ async def test_tenants_and_prompt_versions_have_series_of_their_own_up_to_a_boun
         for n in range(30):
             await ask(n)
         await front.http.post("/v1/completions", json={"model": "org/tiny", "prompt": "a"})
-        text = front.replica.metrics.render().decode()
+        text = front.replica.metrics.render()[0].decode()
         made = len(front.core.encode("the quick brown fox")) + 1
         model = 'model_name="org/tiny"'
         assert f'paceline_tenant_requests_total{{{model},tenant="t0"}} 1.0' in text
@@ -147,7 +147,7 @@ async def test_preemptions_are_told_apart_by_few_classes(front_end: Any) -> None
         ]
         front.core.more_stats = {"preemptions": lost}
         await front.http.post("/v1/completions", json={"model": "org/tiny", "prompt": "a"})
-        text = front.replica.metrics.render().decode()
+        text = front.replica.metrics.render()[0].decode()
         shown = dict(re.findall(r'paceline_preemptions_total{.*priority_class="(\w+)".*} ([0-9.]+)', text))
         assert shown == {"high": "9.0", "normal": "1.0", "low": "9.0", "other": "5.0"}
 

@@ -107,7 +107,7 @@ async def test_a_client_that_goes_away_stops_the_engines_work(front_end: Any, ev
         await eventually(
             lambda: (
                 b'vllm:request_success_total{finished_reason="abort",model_name="org/tiny"} 1.0'
-                in front.replica.metrics.render()
+                in front.replica.metrics.render()[0]
             )
         )
 
@@ -162,8 +162,8 @@ async def test_a_stream_whose_client_leaves_too_much_unread_is_ended_with_words(
             text = (await response.aread()).decode()
         last = Error.model_validate_json(events(text)[-1]).error
         assert last.code == "slow_reader"
-        assert b'paceline_slow_readers_total{model_name="org/tiny"} 1.0' in front.replica.metrics.render()
-        assert b'finished_reason="abort",model_name="org/tiny"} 1.0' in front.replica.metrics.render()
+        assert b'paceline_slow_readers_total{model_name="org/tiny"} 1.0' in front.replica.metrics.render()[0]
+        assert b'finished_reason="abort",model_name="org/tiny"} 1.0' in front.replica.metrics.render()[0]
 
 
 async def test_half_a_character_at_the_end_is_shown_as_the_replacement_character(front_end: Any) -> None:
