@@ -30,6 +30,7 @@ HOT: Final = {
     "epp": "carried",
     "flow": "admission answering backend dataplane exchange living places record retries versions waiting",
     "report": "cells histogram objectives observer service timing",
+    "shadow": "copied",
     "shape": "asked classes histogram output_length prompt_length shaper",
     "tenancy": "gate series tenant tenants",
     "wire": "chunks client request_head response_head upstream usage",

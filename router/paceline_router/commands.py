@@ -52,6 +52,10 @@ def route(
         Path | None,
         typer.Option(help="File with the admin API's bearer token, re-read on change. Default: $PACELINE_ADMIN_TOKEN."),
     ] = None,
+    recorder_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the recorder's bearer token, re-read on change. Default: the admin API's."),
+    ] = None,
     connect_timeout: Annotated[
         float, typer.Option(help="Seconds for a connection to a replica.")
     ] = DEFAULTS.connect_timeout,
@@ -132,7 +136,10 @@ def route(
         choice_policy=choice_policy,
         shutdown_delay=shutdown_delay,
         drain_timeout=drain_timeout,
+        recorder_token_file=None if admin_token_file is None else str(admin_token_file),
     )
+    if recorder_token_file is not None:
+        settings = replace(settings, recorder_token_file=str(recorder_token_file))
     picker = None
     if endpoint_picker_port is not None:
         picker = PickerOptions(

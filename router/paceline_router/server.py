@@ -23,6 +23,7 @@ from paceline_router.report import otlp
 from paceline_router.report.admin import AdminServer
 from paceline_router.report.tokens import AdminToken
 from paceline_router.settings import Settings
+from paceline_router.shadow.sending import Sender
 from paceline_router.sources import sources
 from paceline_router.wire.client import ClientConnection
 
@@ -76,7 +77,9 @@ async def serve(
     settings = within_files(settings, files)
     loop = asyncio.get_running_loop()
     tracer, exporter = otlp.from_environment(os.environ)
-    plane = DataPlane(settings, tracer=tracer)
+    token_file = settings.recorder_token_file
+    sender = Sender(AdminToken.from_environment(None if token_file is None else Path(token_file)).current)
+    plane = DataPlane(settings, tracer=tracer, sender=sender)
     stop: asyncio.Event = asyncio.Event()
     hurry: asyncio.Event = asyncio.Event()
 
@@ -138,6 +141,7 @@ async def serve(
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await loop.run_in_executor(None, admin.stop)
+            await loop.run_in_executor(None, sender.stop)
             if exporter is not None:
                 await loop.run_in_executor(None, exporter.stop)
             if beating is not None:

@@ -36,6 +36,8 @@ class Settings:
         choice_policy: how a replica is chosen, by a name of `choice.policies`; all but `cost` are for comparisons.
         shutdown_delay: after SIGTERM, how long new connections are still accepted while readiness is red.
         drain_timeout: after that, how long running requests may take to finish.
+        recorder_token_file: with the bearer token for the recorder of copied requests, re-read on change; None: that of
+            the environment.
     """
 
     connect_timeout: float = 2.0
@@ -58,3 +60,4 @@ class Settings:
     choice_policy: str = "cost"
     shutdown_delay: float = 5.0
     drain_timeout: float = 600.0
+    recorder_token_file: str | None = None

@@ -37,6 +37,7 @@ from paceline_router.report.text import exposition, sample, service_labels
 from paceline_router.report.tokens import AdminToken
 from paceline_router.report.tracing import Tracer
 from paceline_router.settings import Settings
+from paceline_router.shadow.counts import Counts
 from paceline_router.shape.asked import COMPLETIONS, text_of
 from paceline_router.table.policy import make_policy
 from paceline_router.wire.requests import parse_body
@@ -66,6 +67,7 @@ def busy(plane: DataPlane) -> DataPlane:
     metrics.use(make_policy(RoutingSpec(), slo=SLO))
     metrics.spilled("long", "down")
     living = plane.living["demo/chat"]
+    plane.taps.counts["demo/chat"] = Counts()
     living.tenants.identify({}).counts.waited(1.0)
     body = parse_body(json.dumps({"prompt": "What is a fine day? " * 200}).encode())
     shaped = living.shaper.shape(body, text_of(body, COMPLETIONS), "_none", COMPLETIONS, None)

@@ -69,6 +69,30 @@ ROUTER_SPILLS = _metric(
     (*SERVICE_LABELS, "pool", "reason"),
     unit="requests",
 )
+ROUTER_SHADOW_COPIES = _metric(
+    "paceline_router_shadow_copies_total",
+    "counter",
+    "Copies of requests that were sent to a candidate, by how they ended; no other series of requests counts them.",
+    (*SERVICE_LABELS, "outcome"),
+    unit="copies",
+)
+ROUTER_SHADOW_SKIPPED = _metric(
+    "paceline_router_shadow_skipped_total",
+    "counter",
+    "Requests of the sampled share that were not copied, by reason.",
+    (*SERVICE_LABELS, "reason"),
+    unit="requests",
+)
+ROUTER_SHADOW_PAIRS = _metric(
+    "paceline_router_shadow_pairs_total",
+    "counter",
+    "Pairs of answers for the recorder: posted, dropped (the queue was full), refused (by it), lost (no answer).",
+    (*SERVICE_LABELS, "outcome"),
+    unit="pairs",
+)
+ROUTER_SHADOW_IN_FLIGHT = _metric(
+    "paceline_router_shadow_copies_in_flight", "gauge", "Copies at a candidate now.", SERVICE_LABELS, unit="copies"
+)
 ROUTER_EJECTIONS = _metric(
     "paceline_router_ejections_total",
     "counter",

@@ -27,6 +27,9 @@ from paceline_router.report.metrics import Metrics
 from paceline_router.report.observer import Observer
 from paceline_router.report.tracing import Tracer
 from paceline_router.settings import Settings
+from paceline_router.shadow.copied import Copied
+from paceline_router.shadow.sending import Sender
+from paceline_router.shadow.tap import Taps
 from paceline_router.table.pools import Spill, pool_for
 from paceline_router.table.records import Replica, Table
 from paceline_router.table.routes import Lane, Route, Routes, compile_routes
@@ -59,6 +62,7 @@ class DataPlane:
         settings: Settings,
         now: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self.settings = settings
         self.now = now
@@ -69,6 +73,8 @@ class DataPlane:
         self.living: dict[str, Living] = {}
         """By `namespace/name`."""
         self.metrics = Metrics()
+        self.taps = Taps(now, sender)
+        self.metrics.shadows = self.taps.counts
         self.clients: set[ClientConnection] = set()
         self.arriving = 0
         """Bytes of bodies that are not complete yet."""
@@ -111,12 +117,14 @@ class DataPlane:
             elif living.route is route:
                 continue
             living.use(route, now)
+            living.shadow = self.taps.follow(route)
             living.identify_by(self._keys.get(key), self._share)
             self.pump(living)
         for key in self.living.keys() - self.routes.by_key.keys():
             self._forget(self.living.pop(key))
             self._keys.pop(key, None)
         self.metrics.keep_only(table.services)
+        self.taps.keep_only(table.services)
         self.synced = True
 
     def _forget(self, living: Living) -> None:
@@ -211,6 +219,9 @@ class DataPlane:
                 text = f"The model `{body.model or route.served_name}` has no revision `{revision}`."
                 raise Refusal(404, text, type="not_found_error", param=REVISION, code="revision_not_found")
         asked = admit(living, tenant, request, target.path, body, request.received_at)
+        tap = living.shadow
+        if tap is not None and kind is Exchange and tap.wants(request_id, asked, target.path, by_hand is not None):
+            kind = Copied
         living.arrivals += 1
         budget = living.budget
         if budget.tokens < budget.capacity:
@@ -429,6 +440,7 @@ class DataPlane:
         left = tuple(self.exchanges)
         for exchange in left:
             exchange.abort("The router is stopping.")
+        self.taps.close()
         for backend in self.backends.values():
             backend.remove()
         return len(left)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
     from paceline_router.flow.waiting import Waiting
     from paceline_router.report.metrics import ServiceMetrics
+    from paceline_router.shadow.tap import Tap
     from paceline_router.table.policy import Policy
     from paceline_router.table.routes import Group, Route
     from paceline_router.tenancy.keys import Keys
@@ -37,6 +38,7 @@ class Living:
         learn_from: when the next answer is worth learning from.
         over_long_from: tokens from which the rule for over-long requests is asked; None: never.
         pumping: waiting requests are being let go now.
+        shadow: copies some requests for a candidate; None: nothing is copied.
         watchers: by pool, what its requests do to each other.
         watch_from: when the next request is watched.
         unbounded: the batch of some replica is not known, so nobody can say that all are full.
@@ -56,6 +58,7 @@ class Living:
         "policy",
         "pumping",
         "route",
+        "shadow",
         "shaper",
         "tenants",
         "unbounded",
@@ -67,6 +70,7 @@ class Living:
         self.key = route.service.key
         self.metrics = metrics
         self.route = route
+        self.shadow: Tap | None = None
         self.policy: Policy = route.service.policy
         self.budget = RetryBudget(now, self.policy.retry_percent)
         self.shaper = Shaper()
@@ -96,12 +100,18 @@ class Living:
         self.unbounded = False
         for lane in (*route.lanes, *route.revisions.values()):
             for group in lane.order:
+                if route.apart and all(backend.key in route.apart for backend in group.backends):
+                    for backend in group.backends:
+                        backend.wave = batch_of(group)
+                    continue
                 self.unbounded = self.unbounded or group.bound is None
                 for backend in group.backends:
                     backend.wave = batch_of(group)
                     found[backend] = None
                 if group.max_model_len is not None:
                     lengths.append(group.max_model_len)
+        if not found and route.apart:
+            self.unbounded = True  # of those that are asked for by hand, nobody else's queue says anything
         over_long = policy.routing.over_long
         above = None if over_long is None else over_long.above_tokens
         self.over_long_from = above if above is not None else min(lengths, default=None)

@@ -18,6 +18,7 @@ from paceline_router.table.routes import revision_of
 
 if TYPE_CHECKING:
     from paceline_router.flow.backend import Backend
+    from paceline_router.shadow.counts import Counts
     from paceline_router.table.records import Table
 
 __all__ = ["REJECTIONS", "Metrics", "ServiceMetrics"]
@@ -41,6 +42,8 @@ class Metrics:
         self._ticked_at = self._slot_at = self._forgot_at = 0.0
         self._late = (0.0, 0.0)
         self.services: dict[str, ServiceMetrics] = {}
+        self.shadows: dict[str, Counts] = {}
+        """Of services that have had copies of requests made; the taps' own."""
         self.rejected: dict[int, int] = dict.fromkeys(REJECTIONS, 0)
         self.retries_refused = 0
         self.connect_failures = 0
@@ -110,6 +113,8 @@ class Metrics:
         """All series this class keeps."""
         for key, metrics in list(self.services.items()):
             yield from metrics.samples(service_labels(key))
+        for key, counts in list(self.shadows.items()):
+            yield from counts.samples(service_labels(key))
         for status, count in sorted(self.rejected.items()):
             yield sample(catalogue.ROUTER_REJECTED, (), str(status), value=count)
         yield sample(catalogue.ROUTER_RETRIES_REFUSED, (), value=self.retries_refused)

@@ -69,6 +69,7 @@ class Route:
         names: what clients call the model: the served names of the revisions that get traffic, the one with the most
             of it first; that of the spec where no such revision is known.
         other_names: those of the spec and of the other revisions, by which only those revisions are reached by hand.
+        apart: uids of replicas that get copies of requests and nobody's own, but for those that name their revision.
     """
 
     service: Service
@@ -78,6 +79,7 @@ class Route:
     draining: int = 0
     names: tuple[str, ...] = ()
     other_names: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
     @property
     def served_name(self) -> str:
@@ -235,6 +237,8 @@ def _route(
         name: lane([replica for replica in ready if of_revision(replica, name)], revision=name)
         for name in sorted(known_revisions)
     }
+    apart = _apart(service, ready, of_revision)
+    serves = [replica for replica in ready if replica.uid not in apart]
     lanes: list[Lane] = []
     for until, shares in _shares(service):
         chosen = [r for r in ready if any(r.pool == pool and of_revision(r, name) for pool, name in shares.items())]
@@ -247,17 +251,33 @@ def _route(
             chosen = [replica for replica in ready if any(of_revision(replica, name) for name in named)]
             asked = ", ".join(sorted(set(shares.values())))
             reason = f"no replica of revision {asked} is ready, another one of the service answers"
-            lanes.append(lane(chosen or ready, until, fallback=reason))
+            lanes.append(lane(chosen or serves, until, fallback=reason))
     in_use = _names_in_use(service, revisions)
     known_names = {service.served_name} | {name for made in revisions.values() for name in made.served.values()}
     return Route(
         service,
-        tuple(lanes) or (lane(ready),),
+        tuple(lanes) or (lane(serves),),
         by_revision,
         known=len(replicas),
         draining=sum(replica.draining for replica in replicas),
         names=in_use,
         other_names=frozenset(known_names.difference(in_use)),
+        apart=apart,
+    )
+
+
+def _apart(service: Service, ready: list[Replica], of_revision: Callable[[Replica, str], bool]) -> frozenset[str]:
+    """The replicas of a revision that gets copies and no share of the traffic: also where no other replica is left,
+    its answers are nobody's.
+    """
+    shadow = service.shadow
+    serving = {share.revision for share in service.traffic if share.weight > 0}
+    if shadow is None or shadow.revision in serving:
+        return frozenset()
+    return frozenset(
+        replica.uid
+        for replica in ready
+        if of_revision(replica, shadow.revision) and not any(of_revision(replica, name) for name in serving)
     )
 
 
