@@ -14,7 +14,7 @@ from paceline_crds.names import (
     LABEL_SERVICE,
     derived_name,
 )
-from paceline_crds.revision import InferenceRevision, RevisionPool
+from paceline_crds.revision import Baseline, InferenceRevision, RevisionPool
 from paceline_kube import INFERENCEREVISIONS, JsonObject, KubeClient
 from paceline_operator.drift.fields import differences
 from paceline_operator.gather import RevisionReader, gather
@@ -33,6 +33,9 @@ class Kept:
         parsed: None where this release cannot read it.
         traffic: the record of when it last became the one that serves; None where it never did.
         start_ups: (fastest, slowest) seconds that replicas took to get ready, by pool, as far as measured.
+        baselines: what routers measured of its requests while it served, by pool.
+        verdict: of the last step of its rollout, as in its status; empty where it was never judged.
+        timeline: the decisions of its rollout, the oldest first.
     """
 
     name: str
@@ -42,6 +45,9 @@ class Kept:
     by: str
     why: str
     start_ups: Mapping[str, Range] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    timeline: Sequence[Mapping[str, Any]] = ()
 
     @property
     def pools(self) -> tuple[RevisionPool, ...]:
@@ -76,6 +82,7 @@ def read(service: JsonObject, revisions: Sequence[JsonObject]) -> list[Kept]:
     """The revisions that belong to the service, newest first."""
     observed = gather(service, read=RevisionReader(), revisions=revisions, deployments=(), config_maps=(), pods=())
     annotations = {obj["metadata"]["name"]: obj["metadata"].get("annotations") or {} for obj in revisions}
+    rollouts = {obj["metadata"]["name"]: (obj.get("status") or {}).get("rollout") or {} for obj in revisions}
     found = [
         Kept(
             view.name,
@@ -85,6 +92,9 @@ def read(service: JsonObject, revisions: Sequence[JsonObject]) -> list[Kept]:
             annotations[view.name].get(ANNOTATION_ASKED_BY, ""),
             _why(annotations[view.name]),
             {pool.name: view.start_ups[pool.hash] for pool in view.pools if pool.hash in view.start_ups},
+            view.baselines,
+            rollouts[view.name].get("verdict") or {},
+            rollouts[view.name].get("timeline") or (),
         )
         for view in observed.revisions
         if view.owner is not Ownership.FOREIGN

@@ -6,12 +6,12 @@ import logging
 import time
 
 from paceline_crds.conditions import Reason
-from paceline_crds.names import FIELD_MANAGER_OPERATOR
-from paceline_kube import INFERENCEREVISIONS, ApiError, Conflict, JsonObject, Key, KubeClient, TooManyRequests
+from paceline_kube import ApiError, Conflict, JsonObject, Key, KubeClient, TooManyRequests
 
 from .actions import Plan, tidies
 from .apply import Applier, NameTaken
 from .failures import Problem, is_refusal, refusal
+from .measured import record
 from .observed import Observed
 from .recorder import Recorder
 from .render import Desired
@@ -85,24 +85,10 @@ class Actor:
             log.warning("%s/%s: the record of the traffic cannot be put back: %s", *where, exc)
 
     async def measure(self, key: Key, observed: Observed) -> None:
-        """Write down how long replicas took to start. What cannot be written is let go: nothing hangs on it."""
+        """Write down how long replicas took to start."""
         samples = self._start_ups.see(key, observed.pods)
-        for name, status in recorded(observed, samples).items() if samples else ():
-            kept = observed.revision(name)
-            version = kept.resource_version if kept is not None else ""
-            try:
-                stored = await self._client.patch(
-                    INFERENCEREVISIONS,
-                    name,
-                    {"metadata": {"resourceVersion": version}, "status": status},
-                    observed.namespace,
-                    subresource="status",
-                    field_manager=FIELD_MANAGER_OPERATOR,
-                )
-            except ApiError as exc:
-                log.info("%s/%s: the start-up time of %s is not written down: %s", *key, name, exc)
-            else:
-                self._written.put(key, INFERENCEREVISIONS, stored)
+        if samples:
+            await record(self._client, self._written, key, observed, recorded(observed, samples))
 
     def _lasts(self, error: ApiError, key: Key) -> bool:
         """Whether an error that mostly passes has kept a service up for so long that people have to know."""

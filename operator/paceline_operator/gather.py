@@ -22,6 +22,7 @@ from paceline_kube import CONFIGMAPS, DEPLOYMENTS, PODDISRUPTIONBUDGETS, PODS, J
 
 from .children import budget_name
 from .failures import deployment_problem, in_doubt, pod_problem
+from .measured import baselines_of, start_ups_of
 from .observed import (
     BudgetView,
     ConfigMapView,
@@ -32,7 +33,6 @@ from .observed import (
     RevisionView,
     Traffic,
 )
-from .startups import start_ups_of
 from .views import Views
 
 
@@ -92,7 +92,7 @@ def gather(
         name=of,
         uid=uid,
         generation=int(metadata.get("generation") or 0),
-        revisions=tuple(_revision(obj, uid, of, read(obj)) for obj in _ordered(revisions)),
+        revisions=tuple(known.of(_revision, obj, uid, of, read) for obj in _ordered(revisions)),
         deployments=tuple(known.of(_deployment, obj, uid, of) for obj in _ordered(deployments)),
         config_maps=tuple(known.of(_config_map, obj, uid, of) for obj in _ordered(config_maps)),
         pods=tuple(pod(obj) for obj in _ordered(pods)),
@@ -161,17 +161,20 @@ def _identity(obj: JsonObject) -> dict[str, str]:
     }
 
 
-def _revision(obj: JsonObject, uid: str, service: str, parsed: InferenceRevision | None) -> RevisionView:
+def _revision(
+    obj: JsonObject, uid: str, service: str, read: Callable[[JsonObject], InferenceRevision | None]
+) -> RevisionView:
     metadata = obj["metadata"]
     annotation = (metadata.get("annotations") or {}).get(ANNOTATION_ROLLOUT)
     return RevisionView(
         **_identity(obj),
         created=str(metadata.get("creationTimestamp") or ""),
         owner=ownership(obj, uid, service),
-        parsed=parsed,
+        parsed=read(obj),
         traffic=None if annotation is None else Traffic.from_json(metadata["name"], annotation),
         deleting=_is_deleting(obj),
         start_ups=start_ups_of(obj),
+        baselines=baselines_of(obj),
     )
 
 

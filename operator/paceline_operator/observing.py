@@ -85,6 +85,11 @@ class Observer:
         """Other services that ask for the same served name."""
         return conflict_of(service, self._caches.services)
 
+    def current(self, key: Key) -> Observed | None:
+        """A service and its children as values; None where it is gone or going."""
+        service = self.service(key)
+        return None if service is None else self.observe(service)
+
     def seen(self, key: Key) -> Seen | None:
         """A service as the caches have it; None where it is gone or going, or cannot be rendered."""
         service = self._living(key)

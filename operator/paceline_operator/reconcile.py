@@ -108,6 +108,10 @@ class Reconciler:
         ready = sum(is_ready(pod) for pod in routers)
         return ready or len(routers), await self._routers.pages(routers, path)
 
+    def current(self, key: Key) -> Observed | None:
+        """A service and its children as the caches have them; None where it is gone or going."""
+        return self._observer.current(key)
+
     def seen(self, key: Key) -> Seen | None:
         """A service as the caches have it; None where it is gone or going, or cannot be rendered."""
         return self._observer.seen(key)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from paceline_crds.revision import InferenceRevisionStatus, RevisionPoolStatus, StartUp
-from paceline_kube import JsonObject, Key
+from paceline_kube import Key
 
+from .measured import status_of
 from .observed import Observed, Ownership, PodView, Range, RevisionView
 
 MARGIN = 3
@@ -62,18 +62,6 @@ def seconds_of(pod: PodView) -> int | None:
     return max(0, round(took.total_seconds()))
 
 
-def start_ups_of(obj: JsonObject) -> Mapping[str, Range]:
-    """What a revision's status says, by pool hash; nothing where it cannot be read."""
-    pools = (obj.get("status") or {}).get("pools")
-    if not pools:
-        return {}
-    try:
-        starts = {str(pool["hash"]): pool["startUp"] for pool in pools if "startUp" in pool}
-        return {h: Range(int(took["fastestSeconds"]), int(took["slowestSeconds"])) for h, took in starts.items()}
-    except (KeyError, TypeError, ValueError):
-        return {}
-
-
 def recorded(observed: Observed, samples: Mapping[str, Range]) -> dict[str, dict[str, Any]]:
     """The statuses to write, by name of the revision: only where a start was faster or slower than all before.
 
@@ -86,21 +74,8 @@ def recorded(observed: Observed, samples: Mapping[str, Range]) -> dict[str, dict
         known = {pool.hash: view.start_ups.get(pool.hash) for pool in view.pools}
         now = {h: _wider(before, samples[h]) if h in samples else before for h, before in known.items()}
         if now != known:
-            found[view.name] = _status(view, now)
+            found[view.name] = status_of(view, now, view.baselines)
     return found
-
-
-def _status(view: RevisionView, ranges: Mapping[str, Range | None]) -> dict[str, Any]:
-    pools = [
-        RevisionPoolStatus(
-            name=pool.name,
-            hash=pool.hash,
-            start_up=StartUp(fastest_seconds=took.fastest, slowest_seconds=took.slowest),
-        )
-        for pool in view.pools
-        if (took := ranges.get(pool.hash)) is not None
-    ]
-    return InferenceRevisionStatus(pools=pools).model_dump(mode="json", exclude_none=True)
 
 
 def budgets(revisions: Iterable[RevisionView], default: int) -> dict[str, int]:

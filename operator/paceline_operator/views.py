@@ -8,10 +8,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from paceline_kube import JsonObject
 
-from .observed import BudgetView, ConfigMapView, DeploymentView, PodView
+from .observed import BudgetView, ConfigMapView, DeploymentView, PodView, RevisionView
 
-View: TypeAlias = DeploymentView | ConfigMapView | PodView | BudgetView
-V = TypeVar("V", DeploymentView, ConfigMapView, PodView, BudgetView)
+View: TypeAlias = RevisionView | DeploymentView | ConfigMapView | PodView | BudgetView
+V = TypeVar("V", RevisionView, DeploymentView, ConfigMapView, PodView, BudgetView)
 
 
 class Views:
@@ -20,7 +20,7 @@ class Views:
     def __init__(self) -> None:
         self._made: dict[str, tuple[tuple[Any, ...], View]] = {}
 
-    def of(self, make: Callable[..., V], obj: JsonObject, *about: str) -> V:
+    def of(self, make: Callable[..., V], obj: JsonObject, *about: object) -> V:
         """What `make(obj, *about)` gives, or gave before."""
         metadata = obj["metadata"]
         uid, version = metadata.get("uid"), metadata.get("resourceVersion")
@@ -34,7 +34,7 @@ class Views:
         self._made[uid] = state, view
         return view
 
-    def same(self, make: Callable[..., V], old: JsonObject, new: JsonObject, *about: str) -> bool:
+    def same(self, make: Callable[..., V], old: JsonObject, new: JsonObject, *about: object) -> bool:
         """Whether two states of an object look the same, but for the version."""
         before = self.of(make, old, *about)
         after = self.of(make, new, *about)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline_cli.connection import Stop
-from paceline_cli.history import table
 from paceline_cli.revisions import Kept, before, changes, read, states, words_of
 from paceline_cli.rollback import choose
 from paceline_crds.names import ANNOTATION_CHANGE_CAUSE, ANNOTATION_ORDER_CAUSE
-from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
-from paceline_crds.service import InferenceService, ObjectMeta
+from paceline_crds.service import InferenceService
 from paceline_operator.children import revision as revision_object
-from paceline_operator.observed import Observed, Range, Traffic
+from paceline_operator.observed import Observed, Traffic
 from paceline_operator.render import Carried, render
 
 PARSED: Any = object()
@@ -165,22 +162,6 @@ def test_pools_are_named_where_there_are_several() -> None:
 def test_of_many_changes_the_first_are_shown() -> None:
     many = pools(runtime={"maxNumSeqs": 8, "maxModelLen": 512, "blockSize": 32, "dtype": "Float32"})
     assert words_of(changes(pools(), many), 1, 2).endswith("and 2 more")
-
-
-def test_history_tells_how_long_replicas_took_to_start_and_what_is_not_known() -> None:
-    spec = InferenceRevisionSpec(service="chat", pools=list(pools(pools=[{"name": "long"}])))
-    many = InferenceRevision(metadata=ObjectMeta(name="chat-b"), spec=spec)
-    one = many.model_copy(update={"spec": spec.model_copy(update={"pools": spec.pools[:1]})})
-    rows = {
-        "chat-c": replace(kept("chat-c", 3, parsed=one), start_ups={"default": Range(9, 12)}),
-        "chat-b": replace(kept("chat-b", 2, parsed=many), start_ups={"default": Range(9, 9), "long": Range(9, 40)}),
-        "chat-a": kept("chat-a", 1, parsed=one),
-    }
-    head, *table_ = table(list(rows.values()), service(), 2000.0)
-    said = {row[0]: dict(zip(head, row, strict=True)) for row in table_}
-    assert said["chat-c"]["START-UP"] == "9 to 12 s"
-    assert said["chat-b"]["START-UP"] == "default 9 s, long 9 to 40 s"
-    assert {said["chat-a"][column] for column in ("START-UP", "BASELINE", "VERDICT")} == {"not known"}
 
 
 def test_history_tells_why_a_revision_was_made_and_why_it_was_ordered_back() -> None:

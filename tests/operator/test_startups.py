@@ -12,9 +12,10 @@ from paceline_crds.service import InferenceService, ObjectMeta
 from paceline_kube import INFERENCEREVISIONS, PODS, JsonObject
 from paceline_operator import children
 from paceline_operator.gather import RevisionReader, gather
+from paceline_operator.measured import start_ups_of
 from paceline_operator.observed import Observed, Ownership, PodView, Range, RevisionView
 from paceline_operator.render import Carried, Desired, carried_from, render
-from paceline_operator.startups import StartUps, budgets, recorded, seconds_of, start_ups_of
+from paceline_operator.startups import StartUps, budgets, recorded, seconds_of
 
 KEY = ("demo", "chat")
 OBSERVED = Observed("demo", "chat", "u", 1)
