@@ -28,6 +28,8 @@ class ConditionType(enum.StrEnum):
     CONFIG_IN_SYNC = "ConfigInSync"
     SCALING_ACTIVE = "ScalingActive"
     """Only there while the count of some pool follows load."""
+    SLO_MET = "SLOMet"
+    """Whether promises to users are kept, by what the routers saw; only there where spec.slo promises something."""
     SPLIT_ADVISED = "SplitAdvised"
     """Whether a request shape should have a pool of its own, as the routers see it; absent before they were asked."""
 
@@ -83,6 +85,10 @@ class Reason(enum.StrEnum):
     SHAPE_SLOWS_OTHERS = "ShapeSlowsOthers"
     NO_CLEAR_EFFECT = "NoClearEffect"
     NOT_ENOUGH_REQUESTS = "NotEnoughRequests"
+    PROMISES_KEPT = "PromisesKept"
+    INNER_LINE_CROSSED = "InnerLineCrossed"
+    """A P99 is missed and the P90 beside it kept: no promise is broken yet."""
+    PROMISE_MISSED = "PromiseMissed"
     FOLLOWS_LOAD = "FollowsLoad"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
 

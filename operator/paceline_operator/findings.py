@@ -21,6 +21,7 @@ class Findings:
     Attributes:
         drift: what the last look at a service's configuration found.
         split: what the routers advise of its pools.
+        slo: whether it keeps what it promises.
         crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
         keys: why no router can check a service's keys; None: not known yet.
         counts: what is asked for, with the counts of pools that follow load.
@@ -29,6 +30,7 @@ class Findings:
 
     drift: Callable[[Key], Drift | None] = lambda _: None
     split: Callable[[Key], Verdict | None] = lambda _: None
+    slo: Callable[[Key], Verdict | None] = lambda _: None
     crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: ()
     keys: Callable[[Key], str | None] = lambda _: ""
     counts: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1]

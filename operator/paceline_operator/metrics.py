@@ -18,6 +18,7 @@ from .scaling.told import UNKNOWN
 if TYPE_CHECKING:
     from paceline_crds.status import ScalingStatus
     from paceline_kube import Informer
+    from paceline_observability.slo import Promise
 
     from .drift.compare import Drift
     from .events import Counters
@@ -62,6 +63,7 @@ class Metrics:
         drift: Callable[[], Mapping[tuple[str, str], Drift]],
         crd_lacks: Callable[[], Collection[str] | None],
         scaling: Callable[[], Mapping[tuple[str, str], Mapping[str, ScalingStatus]]],
+        thresholds: Callable[[], Iterable[tuple[tuple[str, str], Promise]]],
     ) -> None:
         """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
         self._shown(catalogue.OPERATOR_QUEUE_DEPTH, queue.depth)
@@ -71,6 +73,7 @@ class Metrics:
         self.registry.register(_Drift(drift))
         self.registry.register(_Schemas(crd_lacks))
         self.registry.register(_Scaling(scaling))
+        self.registry.register(Thresholds(thresholds))
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serve `/metrics` from a thread; call the result to stop.
@@ -160,6 +163,19 @@ class _Scaling(Collector):
                 desired.add_metric([*key, name], one.desired)
                 active.add_metric([*key, name], float(one.reason not in UNKNOWN))
         yield from (desired, active)
+
+
+class Thresholds(Collector):
+    """What services promise."""
+
+    def __init__(self, promised: Callable[[], Iterable[tuple[tuple[str, str], Promise]]]) -> None:
+        self._promised = promised
+
+    def collect(self) -> Iterable[Metric]:
+        family = _gauge(catalogue.OPERATOR_SLO_THRESHOLD)
+        for key, promise in self._promised():
+            family.add_metric([*key, promise.signal, promise.level], promise.limit)
+        yield family
 
 
 def _gauge(metric: catalogue.Metric) -> GaugeMetricFamily:

@@ -113,6 +113,8 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
     if situation.scaling and (scaling := scaling_active(situation.scaling)) is not None:
         verdicts[ConditionType.SCALING_ACTIVE] = scaling
+    if situation.slo is not None:
+        verdicts[ConditionType.SLO_MET] = situation.slo
     if situation.split is not None:
         verdicts[ConditionType.SPLIT_ADVISED] = situation.split
     return verdicts
@@ -122,6 +124,8 @@ def with_last_looks(status: Mapping[str, Any], before: Mapping[str, Any], situat
     """The status of an operator that has not looked at everything yet, with what the one before it found."""
     looks = {ConditionType.CONFIG_IN_SYNC: situation.drift, ConditionType.SPLIT_ADVISED: situation.split}
     missing = [kind.value for kind, found in looks.items() if found is None]
+    if situation.promises and situation.slo is None:
+        missing.append(ConditionType.SLO_MET.value)
     undecided = situation.follows_load and not situation.scaling
     if undecided:
         missing.append(ConditionType.SCALING_ACTIVE.value)

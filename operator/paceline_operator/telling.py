@@ -15,6 +15,7 @@ from .announcements import announce
 from .fights import WORDS, Fights
 from .findings import Findings
 from .keys import has_keys, told_before
+from .objectives import has_objectives
 from .recorder import Recorder
 from .scaling.keeper import follows_load
 from .situation import Situation
@@ -65,7 +66,9 @@ class Teller:
         key = (observed.namespace, observed.name)
         situation = self._with_findings(key, service, situation)
         new = status_of(situation, conditions, self._clock(), self._router_url)
-        if situation.drift is None or situation.split is None or (situation.follows_load and not situation.scaling):
+        undecided = situation.follows_load and not situation.scaling
+        unjudged = situation.promises and situation.slo is None
+        if situation.drift is None or situation.split is None or undecided or unjudged:
             new = with_last_looks(new, old, situation)
         if new == old:
             return None
@@ -102,6 +105,8 @@ class Teller:
             conditions = (service.get("status") or {}).get("conditions") or []
             keys = told_before(conditions) if has_keys(service) else ""
         situation = replace(situation, split=findings.split(key), crd_lacks=findings.crd_lacks() or (), keys=keys)
+        if has_objectives(service):
+            situation = replace(situation, promises=True, slo=findings.slo(key))
         if situation.desired is not None and follows_load(service):
             situation = replace(situation, scaling=findings.scaling(key), follows_load=True)
         return situation

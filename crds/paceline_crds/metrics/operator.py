@@ -63,6 +63,13 @@ OPERATOR_SCALING_ACTIVE = _metric(
     "1 while a pool's count is decided from known figures, 0 while it is only held since some are not known.",
     (*SERVICE_LABELS, "pool"),
 )
+OPERATOR_SLO_THRESHOLD = _metric(
+    "paceline_slo_threshold_seconds",
+    "gauge",
+    "What spec.slo promises, by signal (ttft, tpot) and level (p90, p99).",
+    (*SERVICE_LABELS, "signal", "level"),
+    unit="seconds",
+)
 OPERATOR_QUEUE_DEPTH = _metric(
     "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
 )
