@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from .answers import Answer, Asked, Mode
+from .both import Both
 from .distance import first_divergence, normalised_edit_distance
 from .validity import json_valid, refused, tool_calls_valid
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Both(Generic[Value]):
-    """The same question about the base's answer and the candidate's."""
-
-    base: Value
-    candidate: Value
 
 
 @dataclass(frozen=True, slots=True)

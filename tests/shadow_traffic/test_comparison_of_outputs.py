@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from paceline_crds.sketch import Sketch
 from paceline_shadow_traffic.answers import Answer, Asked, Mode, ToolCall, mode_of
 from paceline_shadow_traffic.compare import compare
+from paceline_shadow_traffic.counting import tally
 from paceline_shadow_traffic.distance import edit_distance, first_divergence, normalised_edit_distance
 from paceline_shadow_traffic.share import NOTHING, Share
-from paceline_shadow_traffic.tally import Tally, tally
+from paceline_shadow_traffic.tally import Tally
 from paceline_shadow_traffic.validity import json_valid, refused, tool_calls_valid
 
 REPLAYED = Asked(Mode.REPLAYED)

@@ -8,9 +8,9 @@ import pytest
 
 from paceline_shadow_traffic.answers import Answer, Asked, Mode, ToolCall
 from paceline_shadow_traffic.compare import compare
+from paceline_shadow_traffic.counting import tally
 from paceline_shadow_traffic.evidence import Signal, Window
 from paceline_shadow_traffic.outputs import seen
-from paceline_shadow_traffic.tally import tally
 from paceline_shadow_traffic.verdict import Gate, Outcome, judge_gate
 
 PAIRS, MINUTES = 20, 45
