@@ -119,6 +119,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
         cache_salt: the prefix cache only finds blocks that were made with the same salt.
         session: requests of one conversation; their cached blocks are kept or dropped together.
         probe: one of the front end's own tests of life: it goes ahead of the queue and may use the reserve.
+        counted: whether it is somebody's request. What the house asks itself, like probes, is in no total of tokens, so
+            that it is no load to whoever scales by them.
     """
 
     request_id: str
@@ -134,6 +136,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     cache_salt: str = ""
     session: str = ""
     probe: bool = False
+    counted: bool = True
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

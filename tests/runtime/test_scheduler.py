@@ -51,6 +51,25 @@ def run_out(scheduler: Scheduler, limit: int = 2000) -> dict[str, Finished]:
     raise AssertionError(f"not done after {limit} steps")
 
 
+@pytest.mark.parametrize("flags", [{"counted": False}, {"probe": True}])
+def test_what_the_house_asks_itself_is_in_no_total(flags: dict[str, bool]) -> None:
+    """Whoever scales by these totals would never let an idle replica go: it is asked for a token every few seconds."""
+    scheduler = make()
+    sampling = SamplingParams(max_tokens=3)
+    for name in ("first", "again"):
+        scheduler.add(
+            AddRequest(request_id=name, prompt_token_ids=[100] * 8, sampling=sampling, arrival_time=0.0, **flags),
+            seed=0,
+        )
+        run_out(scheduler)
+    totals = scheduler.totals
+    assert (totals.prompt_tokens, totals.generation_tokens) == (0, 0)
+    assert (totals.prefix_query_tokens, totals.prefix_hit_tokens) == (0, 0)
+    add(scheduler, "somebody's", 8, 3)
+    run_out(scheduler)
+    assert (totals.prefix_query_tokens, totals.prefix_hit_tokens, totals.generation_tokens) == (8, 4, 3)
+
+
 def test_a_long_prompt_comes_in_chunks_and_never_holds_up_a_decode() -> None:
     scheduler = make()
     add(scheduler, "short", 3, 20)

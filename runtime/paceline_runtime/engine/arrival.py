@@ -44,6 +44,7 @@ def make_answers(
             deadline=message.deadline,
             session=message.session,
             probe=message.probe,
+            counted=message.counted and not message.probe,
             sequence=sequence + index,
         )
         for index, request_id in enumerate((message.request_id, *message.fork_ids))

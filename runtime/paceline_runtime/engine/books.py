@@ -63,7 +63,7 @@ class Books:
     def admit(self, request: Request, match: Match, *, reserve: int, promise: int, rule: str, now: float) -> bool:
         """A waiting request runs from now on, if there are blocks for it."""
         first = request.admitted_at is None
-        looked_up = self.blocks.prefix_caching and request.may_look_up
+        looked_up = self.blocks.prefix_caching and request.may_look_up and request.counted
         if not self.blocks.admit(request, match, reserve=reserve, promise=promise):
             return False
         self.queue.admitted(request)
@@ -87,7 +87,7 @@ class Books:
         """What was found for a request when it was first admitted turned out not to be there."""
         if request.most_computed or request.admitted_at is None:
             return
-        if self.blocks.prefix_caching and request.may_look_up:
+        if self.blocks.prefix_caching and request.may_look_up and request.counted:
             self.totals.prefix_query_tokens -= request.prompt_len
             self.totals.prefix_hit_tokens -= request.num_cached
         request.admitted_at, request.num_cached = None, 0

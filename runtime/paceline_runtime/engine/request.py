@@ -73,6 +73,7 @@ class Request:
     deadline: float | None = None
     session: str = ""
     probe: bool = False
+    counted: bool = True
     sequence: int = 0
     forks: list[Request] = field(default_factory=list)
     leader: Request | None = None

@@ -230,7 +230,7 @@ class Scheduler:
             request, count = seq.request, seq.count
             before = request.num_computed
             after = request.num_computed = before + count
-            if count > 1 or before < request.prompt_len:
+            if request.counted and (count > 1 or before < request.prompt_len):
                 totals.prompt_tokens += count
             if before < request.most_computed:
                 totals.recomputed_tokens += min(after, request.most_computed) - before
@@ -330,5 +330,6 @@ class Scheduler:
             message = "the model gave no usable probabilities for the next token"
             return request, [], Finished(FinishReason.ERROR, message=message)
         request.tokens.append(token)
-        self.totals.generation_tokens += 1
+        if request.counted:
+            self.totals.generation_tokens += 1
         return request, [token], ending(request, token, self._eos)

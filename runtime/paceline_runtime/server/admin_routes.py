@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from . import openapi
+from .canary import Canary
 from .errors import ApiError, unavailable
 from .health import Verdict
 from .replica import Replica
@@ -21,6 +22,7 @@ class AdminRoutes:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self._canary = Canary(replica)
         self.router = APIRouter()
         verdict, plain = openapi.answers(), openapi.answers(media="text/plain")
         verdict[503] = {"description": "not now", "content": {"application/json": {}}}
@@ -33,6 +35,7 @@ class AdminRoutes:
             ("/metrics", self.metrics, plain),
             ("/v1/paceline/config", self.config, openapi.answers()),
             ("/v1/paceline/load", self.load, openapi.answers()),
+            ("/v1/paceline/canary", self.canary, openapi.answers()),
             ("/v1/paceline/requests/{request_id:path}", self.request, openapi.answers()),
         ):
             self.router.add_api_route(path, route, methods=["GET"], responses=answers, response_class=Response)
@@ -69,6 +72,10 @@ class AdminRoutes:
         if report is None:
             raise unavailable("The engine has not reported its load yet; try again soon.")
         return _json({"v": 1, **dataclasses.asdict(report)})
+
+    async def canary(self) -> Response:
+        """Hashes of the answer to the fixed question, computed and from the cache; see `canary`."""
+        return _json(await self._canary.ask())
 
     async def request(self, request_id: str) -> Response:
         """The state of a request that runs or ran not long ago."""

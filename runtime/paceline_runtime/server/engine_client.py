@@ -99,10 +99,12 @@ class EngineClient:
         n: int = 1,
         caller: Caller = ANONYMOUS,
         on_event: Callable[[int, RequestEvent], None] = lambda _, __: None,
+        counted: bool = True,
     ) -> Submission:
         """Queue prompts (token ids and how to go on from there), each for `n` answers.
 
-        The answer with index `i` is to the prompt `i // n`. The engine computes each prompt once.
+        The answer with index `i` is to the prompt `i // n`. The engine computes each prompt once. `counted` as in
+        `AddRequest`.
 
         Raises:
             EngineGone: when there is no engine.
@@ -126,6 +128,7 @@ class EngineClient:
                     deadline=caller.deadline,
                     cache_salt=caller.cache_salt,
                     session=caller.session,
+                    counted=counted,
                 )
             )
         return submission

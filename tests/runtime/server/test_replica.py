@@ -43,6 +43,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_the_canary_is_the_same_computed_and_cached_and_is_no_load(tiny_replica: Any) -> None:
+    def totals(text: str) -> list[str]:
+        names = ("vllm:generation_tokens_total", "paceline_prefill_tokens_computed_total", "vllm:prompt_tokens_total")
+        return [line for line in text.splitlines() if line.startswith(names)]
+
+    with httpx.Client(base_url=tiny_replica.url, timeout=60) as http:
+        before = totals(http.get("/metrics").text)
+        body = http.get("/v1/paceline/canary").json()
+        assert body["cold"] == body["warm"]
+        assert 0 < body["cachedTokens"] < body["promptTokens"]
+        assert totals(http.get("/metrics").text) == before != []
+
+
 def test_greedy_answers_are_the_same_alone_together_streamed_and_not(tiny_replica: Any) -> None:
     with tiny_replica.client() as client:
 
