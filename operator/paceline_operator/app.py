@@ -28,6 +28,7 @@ from .front import Door, Front
 from .guard import LeaderGuard
 from .keys import KeysKeeper
 from .metrics import Metrics
+from .objectives import ObjectiveKeeper, thresholds
 from .queue import WorkQueue
 from .reconcile import Reconciler
 from .scaling.keeper import ScalingKeeper
@@ -125,6 +126,13 @@ class Operator:
             changed=self.queue.add,
             active=self.election.leading.is_set,
         )
+        self.objectives = ObjectiveKeeper(
+            routers=lambda path: self.reconciler.router_pages(path),
+            services=lambda: self.watching.caches.services.list(),
+            changed=self.queue.add,
+            clock=time.time,
+            active=self.election.leading.is_set,
+        )
         self.keys = KeysKeeper(
             pages=lambda: self.reconciler.route_pages(),
             services=lambda: self.watching.caches.services.list(),
@@ -169,6 +177,7 @@ class Operator:
             Findings(
                 drift=self.drift.of,
                 split=self.splits.of,
+                slo=self.objectives.of,
                 crd_lacks=lambda: self.schemas.lacks,
                 keys=self.keys.of,
                 counts=self.scaling.counts,
@@ -184,6 +193,7 @@ class Operator:
             drift=self.drift.all,
             crd_lacks=lambda: self.schemas.lacks,
             scaling=lambda: self.scaling.all(),
+            thresholds=lambda: thresholds(self.watching.caches.services.list()),
         )
         endpoint = None
         if options.health_port is not None:
@@ -219,6 +229,7 @@ class Operator:
             _spawn(self._resync(), "resync"),
             _spawn(self.drift.run(), "drift"),
             _spawn(self.splits.run(), "splits"),
+            _spawn(self.objectives.run(), "objectives"),
             _spawn(self.keys.run(), "keys"),
             _spawn(self.scaling.run(), "scaling"),
             _spawn(self.baselines.run(), "baselines"),
