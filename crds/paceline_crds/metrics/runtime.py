@@ -159,7 +159,7 @@ RUNTIME_ADMISSION_REJECTIONS = _metric(
 RUNTIME_TENANT_REQUESTS = _metric(
     "paceline_tenant_requests_total",
     "counter",
-    "Requests that got their first token, by tenant: the first 20 by name, further ones as _other, none as _none.",
+    "Requests that got their first token, by tenant: 20 by name, further ones as _other, none as _none.",
     (*_MODEL, "tenant"),
     unit="requests",
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,24 +70,48 @@ _LONGEST_ID: Final = 128 - len("request_id")
 """Characters of a request's id in an exemplar; OpenMetrics allows 128 for its labels' names and values together."""
 
 MOST_NAMES: Final = 20
-"""Values of a label that callers choose; further ones are `_other`."""
+"""Values of a label that callers choose."""
+
+NO_NAME: Final = "_none"
+OTHER_NAMES: Final = "_other"
+
+
+FORGET_SECONDS: Final = 3600.0
+"""Of a name that nobody uses any more, until another one may have its place."""
 
 
 class FewNames:
-    """Names for a label that callers choose: the first few as they are, so that series stay few."""
+    """Names for a label that callers choose: a few as they are, so that series stay few.
 
-    def __init__(self) -> None:
-        self._known: set[str] = set()
+    A name keeps its place while it is used, so that its series do not jump. Names that somebody made up once do not
+    hold their places for ever.
+    """
+
+    def __init__(self, forget: Callable[[str], None], clock: Callable[[], float]) -> None:
+        """`forget` is told of each name that gave its place up: its series go."""
+        self._forget = forget
+        self._clock = clock
+        self._used: dict[str, float] = {}
 
     def label(self, name: str) -> str:
-        """The label's value for `name`."""
+        """The label's value for `name`; what begins like our own words never becomes one."""
         if not name:
-            return "_none"
-        if name not in self._known:
-            if len(self._known) == MOST_NAMES:
-                return "_other"
-            self._known.add(name)
+            return NO_NAME
+        now = self._clock()
+        if name not in self._used and (name.startswith("_") or not self._has_room(now)):
+            return OTHER_NAMES
+        self._used[name] = now
         return name
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._used) < MOST_NAMES:
+            return True
+        oldest = min(self._used, key=lambda name: self._used[name])
+        if now - self._used[oldest] < FORGET_SECONDS:
+            return False
+        del self._used[oldest]
+        self._forget(oldest)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +167,10 @@ class Metrics:
 
     Args:
         model_name: the served name, the `model_name` label of all series.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series and nothing reads them
         self._registry = CollectorRegistry()
         self._engine = EngineCollector(model_name)
@@ -165,7 +191,8 @@ class Metrics:
         self._prompt_tokens.labels(model_name)
         self._cached_tokens = self._counter(catalogue.RUNTIME_PROMPT_TOKENS_CACHED)
         self._cached_tokens.labels(model_name)
-        self._tenants, self._prompt_versions = FewNames(), FewNames()
+        self._tenants = FewNames(self._forget_tenant, clock)
+        self._prompt_versions = FewNames(self._forget_version, clock)
         self._tenant_requests = self._counter(catalogue.RUNTIME_TENANT_REQUESTS)
         self._tenant_tokens = self._counter(catalogue.RUNTIME_TENANT_TOKENS)
         self._version_tokens = self._counter(catalogue.RUNTIME_PROMPT_VERSION_TOKENS)
@@ -282,6 +309,15 @@ class Metrics:
             self._queue.observe(first.queue_seconds)
         if first.prefill_seconds is not None:
             self._prefill.observe(first.prefill_seconds)
+
+    def _forget_tenant(self, name: str) -> None:
+        self._tenant_requests.remove(self._model_name, name)
+        for kind in ("prompt", "cached", "generation"):
+            self._tenant_tokens.remove(self._model_name, name, kind)
+
+    def _forget_version(self, name: str) -> None:
+        for kind in ("prompt", "cached"):
+            self._version_tokens.remove(self._model_name, name, kind)
 
     def token_gap(self, seconds: float) -> None:
         """Time since the answer's token before."""
