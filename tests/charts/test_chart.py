@@ -225,3 +225,13 @@ def _versions(cluster: Cluster) -> dict[str, str]:
         for item in objects
         if "paceline" in item["metadata"]["name"]
     }
+
+
+def test_a_recorder_is_there_where_it_is_wanted_and_shares_the_routers_token(control_plane: Cluster) -> None:
+    assert not any(d["metadata"]["name"] == "paceline-recorder" for d in render(control_plane))
+    documents = render(control_plane, "--set", "recorder.enabled=true", "--set", "recorder.keepTextsHours=2")
+    pod = one(documents, "Deployment", "paceline-recorder")["spec"]["template"]["spec"]
+    (recorder,) = pod["containers"]
+    assert recorder["image"] == "paceline.io/recorder:0.1.0"
+    assert "--keep-texts-hours=2" in recorder["args"]
+    assert {"secretName": "paceline-router-admin", "optional": True} in [v.get("secret") for v in pod["volumes"]]

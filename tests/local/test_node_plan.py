@@ -30,6 +30,7 @@ SHELL = Image("paceline.io/shell:1", None)
     [
         ("paceline.io/operator:0.1.0", "paceline_operator"),
         ("paceline.io/router", "paceline_router"),
+        ("paceline.io/recorder:0.1.0", "paceline_shadow_traffic"),
         ("paceline.io/runtime:dev@sha256:abc", "paceline_runtime"),
     ],
 )

@@ -16,6 +16,7 @@ _REFERENCE = re.compile(r"(?P<name>[^:@\s]+(?::\d+/[^:@\s]+)?)(?::(?P<tag>[^@\s]
 
 COMPONENTS = {
     "paceline.io/operator": "paceline_operator",
+    "paceline.io/recorder": "paceline_shadow_traffic",
     "paceline.io/router": "paceline_router",
     "paceline.io/runtime": "paceline_runtime",
 }
@@ -24,7 +25,7 @@ PROMETHEUS_NAMES = ("prometheus", "prom/prometheus", "docker.io/prom/prometheus"
 PROMETHEUS_VARIABLE = "PACELINE_PROMETHEUS"
 
 AVAILABLE = (
-    "local mode can run paceline.io/operator, paceline.io/router, paceline.io/runtime (from this checkout), "
+    "local mode can run paceline.io/operator, /router, /recorder and /runtime (from this checkout), "
     "paceline.io/shell (needs a command) and prometheus, each with any tag"
 )
 
