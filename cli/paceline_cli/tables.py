@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 NOT_KNOWN = "not known"
+
+LEAST_WIDTH = 8
+"""No column is made narrower."""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows under each other, the first one the heads; no spaces at line ends."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int, shrinking: Sequence[int]) -> list[list[str]]:
+    """Rows whose `columns` take at most `width`, as far as the shrinking columns can give: their longest cells lose
+    their middles, since names differ at both ends.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(shrinking, key=lambda column: widths[column])
+        if widths[widest] <= LEAST_WIDTH:
+            break
+        widths[widest] -= 1
+    return [[middled(cell, widths[at]) if at in shrinking else cell for at, cell in enumerate(row)] for row in rows]
+
+
+def middled(text: str, limit: int) -> str:
+    """At most `limit` characters, the middle left out."""
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
+
+
+def folded(text: str, width: int, by: int = 4) -> str:
+    """A sentence folded at spaces into `width`, moved to the right. What has none, a URL, stays whole."""
+    space = " " * by
+    lines = textwrap.wrap(
+        text, width, initial_indent=space, subsequent_indent=space, break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 

@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline_cli.main import build
+from paceline_cli.status import again_and_again
+from paceline_cli.tables import middled
+from paceline_kube import Unreachable
 from paceline_kube.testing import FakeApiServer, Refusal
 
 SERVICES = "/apis/paceline.io/v1alpha1/inferenceservices"
@@ -22,8 +25,8 @@ async def test_a_table_of_the_namespace_of_the_context(server: FakeApiServer, pa
     done = await paceline("status")
     assert done.exit_code == 0
     heads, row = done.stdout.splitlines()
-    assert heads.split() == ["NAME", "READY", "REASON", "REVISION", "REPLICAS", "DRIFT", "MESSAGE"]
-    assert row.split()[:6] == ["chat", "True", "AsAsked", "chat-aaa", "1/1", "none"]
+    assert heads.split() == ["NAME", "READY", "REASON", "TRAFFIC", "REPLICAS", "DRIFT", "SLO"]
+    assert row.split() == ["chat", "True", "AsAsked", "chat-aaa", "1/1", "none", "-"]
 
 
 async def test_all_namespaces_and_the_namespace_of_another_context(
@@ -88,6 +91,7 @@ async def test_a_status_of_an_earlier_spec_is_marked(server: FakeApiServer, pace
     old = stored(observedGeneration=0)
     await server.put(SERVICES, old)
     assert "(of an earlier spec)" in (await paceline("status")).stdout
+    assert "(of an earlier spec)" in (await paceline("status", "-o", "wide")).stdout
     assert "has not seen the latest change" in (await paceline("status", "chat")).stdout
 
 
@@ -121,7 +125,7 @@ async def test_one_service_with_everything(server: FakeApiServer, paceline: Any,
         "paceline upgrade chat --dry-run",
     ):
         assert words in out
-    told = [line.split()[2] for line in out.split("Events:")[1].splitlines()[2:]]
+    told = [line.split()[2] for line in out.split("Events:")[1].splitlines() if "Reason" in line]
     assert told == [f"Reason{number}" for number in range(11, 1, -1)]
     said = json.loads((await paceline("status", "chat", "-o", "json")).stdout)
     assert said["status"]["upgrade"]["hashVersion"] == 2
@@ -223,5 +227,131 @@ async def test_an_unknown_form_of_output_is_wrong_use(paceline: Any) -> None:
 async def test_another_form_of_output_is_refused_with_what_to_write(paceline: Any) -> None:
     done = await paceline("status", "-o", "yaml")
     assert done.exit_code == 2
-    assert "write table or json, not 'yaml'" in done.stderr
+    assert "write table, wide or json, not 'yaml'" in done.stderr
     assert "Value error" not in done.stderr
+
+
+SLO_WORDS = (
+    "in the last 600 s; goodput 97.5 % of 200 requests; TTFT P90 (at most 800ms): kept by 97.5 % of 200; "
+    "TTFT P99 (at most 2s): kept by 98 % of 200"
+)
+
+
+@pytest.fixture
+def rolling(stored: Any, condition: Any) -> Any:
+    """A service in the middle of everything, with long names."""
+
+    def make(name: str = "a-service-with-quite-a-long-name", **status: Any) -> Any:
+        entries = [
+            {"pool": pool, "revision": f"{name}-{end}", "weight": weight}
+            for pool in ("default", "long")
+            for end, weight in (("7f3c9d0e", 75 if pool == "long" else 95), ("8d1e0aaa", 25 if pool == "long" else 5))
+        ]
+        sentence = "one of two replicas is not ready: it cannot be scheduled, since no node has two GPUs that are free"
+        conditions = [
+            condition("Ready", "False", "VolumeUnavailable", sentence),
+            condition("TrafficReady", "True", "Serving", f"2 replicas take requests for {name}-7f3c9d0e"),
+            condition("SLOMet", "True", "InnerLineCrossed", SLO_WORDS),
+            condition("ConfigInSync", "False", "Drifted", "runtime.maxNumSeqs is 4 on one replica, recorded is 32"),
+        ]
+        decision = "two more for the queue: 14 requests wait and the first has waited for 9 s of the 2 s that it may"
+        return stored(
+            name,
+            conditions=conditions,
+            traffic={"generation": 7, "entries": entries},
+            drift={"count": 1, "items": [{"pod": f"{name}-p", "field": "runtime.x", "desired": "32", "actual": "4"}]},
+            rollout={
+                "revision": f"{name}-8d1e0aaa", "phase": "Judging", "step": 2, "steps": 3, "weight": 25,
+                "since": "2026-01-01T00:00:00Z", "verdict": "NotKnown", "reason": "TooFewRequests",
+                "message": "TTFT P99 of 41 requests, 500 are needed",
+            },
+            scaling=[
+                {"pool": "default", "desired": 4, "reason": "Queue", "message": decision, "since": "2026-01-01T00:00Z"}
+            ],
+            **status,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("more", [[], ["-A"], ["a-service-with-quite-a-long-name"]])
+async def test_what_is_seen_at_a_glance_fits_80_columns(
+    server: FakeApiServer, paceline: Any, stored: Any, rolling: Any, more: list[str]
+) -> None:
+    await server.put(SERVICES, stored())
+    kept = await server.put(SERVICES, rolling())
+    event = {
+        "metadata": {"name": "e", "namespace": "demo"},
+        "involvedObject": {"name": kept["metadata"]["name"], "uid": kept["metadata"]["uid"]},
+        "type": "Warning",
+        "reason": "VolumeUnavailable",
+        "message": "a long sentence that says what happened, to whom, and what to do about it, in so many words",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    await server.put(EVENTS, event)
+    out = (await paceline("status", *more)).stdout
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+    flat = " ".join(out.split())
+    for words in ("one of two replicas is not ready", "Judging, step 2 of 3 at 25 %, verdict NotKnown", SLO_WORDS):
+        assert words in flat
+    assert "maxNumSeqs" in flat
+
+
+async def test_wide_shows_names_and_shares_in_full(server: FakeApiServer, paceline: Any, rolling: Any) -> None:
+    await server.put(SERVICES, rolling())
+    _, row = (await paceline("status", "-o", "wide")).stdout.splitlines()
+    name = "a-service-with-quite-a-long-name"
+    assert f"{name}-7f3c9d0e 75-95% {name}-8d1e0aaa 5-25%" in row
+    assert row.split()[:3] == [name, "False", "VolumeUnavailable"]
+    said = json.loads((await paceline("status", "-o", "json")).stdout)[0]
+    assert said["slo"] == {"status": "True", "reason": "InnerLineCrossed", "message": SLO_WORDS}
+    assert said["rollout"]["phase"] == "Judging"
+    assert {entry["weight"] for entry in said["traffic"]} == {75, 95, 25, 5}
+    assert [one["reason"] for one in said["scaling"]] == ["Queue"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "word"),
+    [
+        ("True", "PromisesKept", "kept"),
+        ("True", "InnerLineCrossed", "inner"),
+        ("False", "PromiseMissed", "missed"),
+        ("Unknown", "NotEnoughRequests", "?"),
+    ],
+)
+async def test_the_slo_is_one_word(
+    server: FakeApiServer, paceline: Any, stored: Any, condition: Any, status: str, reason: str, word: str
+) -> None:
+    conditions = [*stored()["status"]["conditions"], condition("SLOMet", status, reason, "words")]
+    await server.put(SERVICES, stored(conditions=conditions))
+    assert (await paceline("status")).stdout.splitlines()[1].split()[-1] == word
+
+
+async def test_watching_goes_on_while_the_server_is_away_and_ends_with_the_last_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found: list[Any] = [("first", 0), Unreachable("nobody there"), ("last", 1)]
+    pauses: list[float] = []
+
+    async def look() -> tuple[str, int]:
+        one = found[len(pauses)]
+        if isinstance(one, Exception):
+            raise one
+        return str(one[0]), int(one[1])
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    assert await again_and_again(look, 2.0, pause=pause) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[::2] == ["first", "the API server does not answer: nobody there", "last"]
+    assert pauses == [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "seen"), [("short", 8, "short"), ("chat-7f3c9-0123456789", 10, "chat-…6789")]
+)
+def test_names_lose_their_middles(text: str, limit: int, seen: str) -> None:
+    assert middled(text, limit) == seen
