@@ -28,7 +28,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-ind
 lock: ## resolve requirements/*.txt anew (hashes, no addresses)
 	$(LOCK) pyproject.toml --extra dev -o requirements/dev.txt
 	echo uv | $(LOCK) - -o requirements/uv.txt
-	for c in runtime operator; do $(LOCK) pyproject.toml --extra $$c -c requirements/dev.txt -o requirements/$$c.txt; done
+	for c in runtime operator shadow; do $(LOCK) pyproject.toml --extra $$c -c requirements/dev.txt -o requirements/$$c.txt; done
 	$(LOCK) pyproject.toml --extra epp -c requirements/dev.txt -o requirements/router.txt
 
 demo: $(STAMP) ## from nothing to a streamed chat answer on this machine
