@@ -30,6 +30,8 @@ class ConditionType(enum.StrEnum):
     """Only there while the count of some pool follows load."""
     SLO_MET = "SLOMet"
     """Whether promises to users are kept, by what the routers saw; only there where spec.slo promises something."""
+    OUTPUTS_AGREE = "OutputsAgree"
+    """Whether every replica answers a fixed question as the others do and as before; absent before they were asked."""
     SPLIT_ADVISED = "SplitAdvised"
     """Whether a request shape should have a pool of its own, as the routers see it; absent before they were asked."""
 
@@ -89,6 +91,12 @@ class Reason(enum.StrEnum):
     INNER_LINE_CROSSED = "InnerLineCrossed"
     """A P99 is missed and the P90 beside it kept: no promise is broken yet."""
     PROMISE_MISSED = "PromiseMissed"
+    SAME_ANSWER = "SameAnswer"
+    ANSWER_CHANGED = "AnswerChanged"
+    """Every replica answers otherwise than before: the tokeniser, the model or the sampling is another one."""
+    REPLICA_DIFFERS = "ReplicaDiffers"
+    CACHE_CONTAMINATED = "CacheContaminated"
+    """Only answers that the prefix cache has a part in are other ones."""
     FOLLOWS_LOAD = "FollowsLoad"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
 

@@ -71,9 +71,9 @@ class StartUp(Model):
 class Percentiles(Model):
     """Of the seconds that something took, as Go durations of two digits or more."""
 
-    p50: Annotated[str, Field(description="Half were as fast.")]
-    p90: Annotated[str, Field(description="Nine of ten were as fast.")]
-    p99: Annotated[str, Field(description="99 of 100 were as fast.")]
+    p50: Annotated[str, Field(description="Half took no longer.")]
+    p90: Annotated[str, Field(description="Nine of ten took no longer.")]
+    p99: Annotated[str, Field(description="99 of 100 took no longer.")]
 
 
 class Baseline(Model):
@@ -89,6 +89,14 @@ class Baseline(Model):
     tpot: Annotated[Percentiles | None, Field(description="Time per further token; absent: none was timed.")] = None
 
 
+class CanaryAnswer(Model):
+    """What every replica of a pool says to the fixed question, as hashes."""
+
+    prompt: Annotated[str, Field(description="Of the question's tokens.")]
+    answer: Annotated[str, Field(description="Of the answer's tokens.")]
+    text: Annotated[str, Field(description="Of the answer's text.")]
+
+
 class RevisionPoolStatus(Model):
     """What was measured of one pool."""
 
@@ -97,6 +105,9 @@ class RevisionPoolStatus(Model):
     start_up: Annotated[StartUp | None, Field(description="How long its replicas took to start.")] = None
     baseline: Annotated[
         Baseline | None, Field(description="Its requests while the revision served; absent: none were measured.")
+    ] = None
+    canary: Annotated[
+        CanaryAnswer | None, Field(description="The answer to the fixed question that its replicas agreed upon.")
     ] = None
 
 

@@ -19,6 +19,9 @@ WARNINGS = (ConditionType.MODEL_NAME_CONFLICT, ConditionType.CRD_OUTDATED, Condi
 WARNING_REASONS = {
     (ConditionType.TRAFFIC_READY, Reason.KEYS_UNREADABLE): "KeysUnreadable",
     (ConditionType.CONFIG_IN_SYNC, Reason.DRIFTED): "ConfigDrift",
+    (ConditionType.OUTPUTS_AGREE, Reason.ANSWER_CHANGED): "AnswerChanged",
+    (ConditionType.OUTPUTS_AGREE, Reason.REPLICA_DIFFERS): "ReplicaDiffers",
+    (ConditionType.OUTPUTS_AGREE, Reason.CACHE_CONTAMINATED): "CacheContaminated",
 }
 """Reasons of conditions that are always there, and the Event's."""
 

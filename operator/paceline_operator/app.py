@@ -20,6 +20,11 @@ from paceline_kube import CONFIGMAPS, CRDS, AioKubeClient, Key, KubeError, Timin
 
 from .baseline_keeper import BaselineKeeper
 from .caches import Watching, watching
+from .canary.asking import Asker
+from .canary.keeper import CanaryKeeper
+from .canary.recorded import CanaryRecords
+from .canary.shown import CanaryCollector
+from .canary.told import outputs_agree
 from .drift.keeper import DriftKeeper
 from .election import Election, LeaseTiming
 from .events import EventRecorder
@@ -100,7 +105,7 @@ class Operator:
             namespaces=options.namespaces,
             own_namespace=settings.namespace,
             enqueue=self.queue.add,
-            touched=lambda key: self.drift.touch(key),
+            touched=self._touched,
             timing=options.informers,
         )
         self.election = Election(
@@ -163,6 +168,15 @@ class Operator:
             routers=lambda path: self.reconciler.router_pages(path),
             active=self.election.leading.is_set,
         )
+        self.canary = CanaryKeeper(
+            world=lambda key: self.reconciler.world(key),
+            services=lambda: self.watching.caches.services,
+            records=CanaryRecords(guarded, self.watching.caches.written, lambda key: self.reconciler.current(key)),
+            ask=Asker(),
+            changed=self.queue.add,
+            clock=time.monotonic,
+            active=self.election.leading.is_set,
+        )
         self.schemas = SchemaKeeper(
             crd=lambda name: reader.get(CRDS, name),
             changed=self._enqueue_all,
@@ -177,6 +191,7 @@ class Operator:
             Findings(
                 drift=self.drift.of,
                 split=self.splits.of,
+                outputs=lambda key: outputs_agree(self.canary.of(key)),
                 slo=self.objectives.of,
                 crd_lacks=lambda: self.schemas.lacks,
                 keys=self.keys.of,
@@ -185,6 +200,7 @@ class Operator:
             ),
         )
         self.metrics = Metrics()
+        self.metrics.registry.register(CanaryCollector(lambda: self.canary.all()))
         self.metrics.observe(
             queue=self.queue,
             leading=self.election.leading.is_set,
@@ -228,6 +244,7 @@ class Operator:
             _spawn(self.recorder.run(), "events"),
             _spawn(self._resync(), "resync"),
             _spawn(self.drift.run(), "drift"),
+            _spawn(self.canary.run(), "canary"),
             _spawn(self.splits.run(), "splits"),
             _spawn(self.objectives.run(), "objectives"),
             _spawn(self.keys.run(), "keys"),
@@ -264,6 +281,10 @@ class Operator:
                 for name, group in ages.items()
             },
         }
+
+    def _touched(self, key: Key) -> None:
+        self.drift.touch(key)
+        self.canary.touch(key)
 
     def _knock(self, key: Key, version: str) -> None:
         """Kopf watches services too. What our own informer has shown already is no news."""

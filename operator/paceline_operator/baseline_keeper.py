@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline_kube import JsonObject, Key, KubeClient, KubeError, key_of
@@ -89,4 +90,4 @@ class BaselineKeeper:
         view = None if observed is None else observed.revision(revision)
         if observed is None or view is None or (kept := newer(view.baselines, found)) is None:
             return
-        await record(self._client, self._written, key, observed, {revision: status_of(view, view.start_ups, kept)})
+        await record(self._client, self._written, key, observed, {revision: status_of(replace(view, baselines=kept))})

@@ -21,6 +21,7 @@ class Findings:
     Attributes:
         drift: what the last look at a service's configuration found.
         split: what the routers advise of its pools.
+        outputs: whether its replicas answer alike.
         slo: whether it keeps what it promises.
         crd_lacks: fields that the cluster's CRDs lack; None: not known yet.
         keys: why no router can check a service's keys; None: not known yet.
@@ -30,6 +31,7 @@ class Findings:
 
     drift: Callable[[Key], Drift | None] = lambda _: None
     split: Callable[[Key], Verdict | None] = lambda _: None
+    outputs: Callable[[Key], Verdict | None] = lambda _: None
     slo: Callable[[Key], Verdict | None] = lambda _: None
     crd_lacks: Callable[[], tuple[str, ...] | None] = lambda: ()
     keys: Callable[[Key], str | None] = lambda _: ""

@@ -22,7 +22,7 @@ from paceline_kube import CONFIGMAPS, DEPLOYMENTS, PODDISRUPTIONBUDGETS, PODS, J
 
 from .children import budget_name
 from .failures import deployment_problem, in_doubt, pod_problem
-from .measured import baselines_of, start_ups_of
+from .measured import baselines_of, canaries_of, start_ups_of
 from .observed import (
     BudgetView,
     ConfigMapView,
@@ -175,6 +175,7 @@ def _revision(
         deleting=_is_deleting(obj),
         start_ups=start_ups_of(obj),
         baselines=baselines_of(obj),
+        canaries=canaries_of(obj),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline_crds.names import FIELD_MANAGER_OPERATOR
-from paceline_crds.revision import Baseline, InferenceRevisionStatus, RevisionPoolStatus, StartUp
+from paceline_crds.revision import Baseline, CanaryAnswer, InferenceRevisionStatus, RevisionPoolStatus, StartUp
 from paceline_kube import INFERENCEREVISIONS, ApiError, JsonObject, Key, KubeClient
 
 from .observed import Observed, Range, RevisionView
@@ -43,22 +43,36 @@ def baselines_of(obj: JsonObject) -> Mapping[str, Baseline]:
         return {}
 
 
-def status_of(
-    view: RevisionView, start_ups: Mapping[str, Range | None], baselines: Mapping[str, Baseline]
-) -> dict[str, Any]:
-    """The pools of the status, whole: a patch replaces a list.
+def canaries_of(obj: JsonObject) -> Mapping[str, CanaryAnswer]:
+    """What it says of the fixed question, by pool hash; nothing where it cannot be read."""
+    pools = (obj.get("status") or {}).get("pools")
+    if not pools:
+        return {}
+    try:
+        return {
+            str(pool["hash"]): CanaryAnswer.model_validate(pool["canary"], extra="ignore")
+            for pool in pools
+            if "canary" in pool
+        }
+    except (KeyError, TypeError, ValueError):
+        return {}
 
-    Args:
-        start_ups: by pool hash.
-        baselines: by name of the pool.
-    """
+
+def status_of(view: RevisionView) -> dict[str, Any]:
+    """The pools of the status, whole, as the view has them: a patch replaces a list."""
     pools = []
     for pool in view.pools:
-        took, baseline = start_ups.get(pool.hash), baselines.get(pool.name)
-        if took is None and baseline is None:
+        took, baseline, canary = (
+            view.start_ups.get(pool.hash),
+            view.baselines.get(pool.name),
+            view.canaries.get(pool.hash),
+        )
+        if took is None and baseline is None and canary is None:
             continue
         start_up = None if took is None else StartUp(fastest_seconds=took.fastest, slowest_seconds=took.slowest)
-        pools.append(RevisionPoolStatus(name=pool.name, hash=pool.hash, start_up=start_up, baseline=baseline))
+        pools.append(
+            RevisionPoolStatus(name=pool.name, hash=pool.hash, start_up=start_up, baseline=baseline, canary=canary)
+        )
     return InferenceRevisionStatus(pools=pools).model_dump(mode="json", exclude_none=True)
 
 

@@ -30,8 +30,12 @@ _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None
 
 def objectives_of(service: JsonObject) -> tuple[SLOSpec | None, dict[str, SLOSpec]]:
     """What a service promises, and what pools promise that have their own. What cannot be read promises nothing."""
-    spec = service.get("spec") or {}
-    pools = {str(pool.get("name")): _read(pool["slo"]) for pool in spec.get("pools") or () if pool.get("slo")}
+    spec = service.get("spec")
+    if not isinstance(spec, dict):
+        return None, {}
+    listed = spec.get("pools")
+    own = [pool for pool in listed if isinstance(pool, dict)] if isinstance(listed, list) else []
+    pools = {str(pool.get("name")): _read(pool["slo"]) for pool in own if pool.get("slo")}
     return _read(spec.get("slo")), {name: slo for name, slo in pools.items() if slo is not None}
 
 

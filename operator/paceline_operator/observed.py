@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline_crds.revision import Baseline, InferenceRevision, RevisionPool
+from paceline_crds.revision import Baseline, CanaryAnswer, InferenceRevision, RevisionPool
 
 from .failures import Problem
 
@@ -94,6 +94,7 @@ class RevisionView:
     Attributes:
         start_ups: (fastest, slowest) seconds from a place on a node until ready, by pool hash, as far as measured.
         baselines: what was measured of its requests, by name of the pool.
+        canaries: what its replicas agreed upon to say to the fixed question, by pool hash.
     """
 
     name: str
@@ -105,6 +106,7 @@ class RevisionView:
     traffic: Traffic | None
     start_ups: Mapping[str, Range] = field(default_factory=dict)
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    canaries: Mapping[str, CanaryAnswer] = field(default_factory=dict)
     deleting: bool = False
 
     @property

@@ -32,6 +32,7 @@ class Situation:
         drift: what the last look at the configuration found; None before the first one.
         upgrade: what this operator would render anew.
         split: what the routers advise of pools by shape; None before they were asked.
+        outputs: whether replicas answer alike; None before they were asked.
         promises: spec.slo promises something.
         slo: whether it is kept; None before the routers were asked.
         keys: why no router can check the service's API keys, in words; empty where one can, or no key is needed.
@@ -48,6 +49,7 @@ class Situation:
     drift: Drift | None = None
     upgrade: UpgradeStatus | None = None
     split: Verdict | None = None
+    outputs: Verdict | None = None
     promises: bool = False
     slo: Verdict | None = None
     keys: str = ""

@@ -7,6 +7,7 @@ long enough for what was seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -74,7 +75,8 @@ def recorded(observed: Observed, samples: Mapping[str, Range]) -> dict[str, dict
         known = {pool.hash: view.start_ups.get(pool.hash) for pool in view.pools}
         now = {h: _wider(before, samples[h]) if h in samples else before for h, before in known.items()}
         if now != known:
-            found[view.name] = status_of(view, now, view.baselines)
+            ranges = {h: took for h, took in now.items() if took is not None}
+            found[view.name] = status_of(replace(view, start_ups=ranges))
     return found
 
 

@@ -115,6 +115,8 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
         verdicts[ConditionType.SCALING_ACTIVE] = scaling
     if situation.slo is not None:
         verdicts[ConditionType.SLO_MET] = situation.slo
+    if situation.outputs is not None:
+        verdicts[ConditionType.OUTPUTS_AGREE] = situation.outputs
     if situation.split is not None:
         verdicts[ConditionType.SPLIT_ADVISED] = situation.split
     return verdicts
@@ -122,7 +124,11 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
 
 def with_last_looks(status: Mapping[str, Any], before: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
     """The status of an operator that has not looked at everything yet, with what the one before it found."""
-    looks = {ConditionType.CONFIG_IN_SYNC: situation.drift, ConditionType.SPLIT_ADVISED: situation.split}
+    looks = {
+        ConditionType.CONFIG_IN_SYNC: situation.drift,
+        ConditionType.OUTPUTS_AGREE: situation.outputs,
+        ConditionType.SPLIT_ADVISED: situation.split,
+    }
     missing = [kind.value for kind, found in looks.items() if found is None]
     if situation.promises and situation.slo is None:
         missing.append(ConditionType.SLO_MET.value)

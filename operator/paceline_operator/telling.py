@@ -68,7 +68,8 @@ class Teller:
         new = status_of(situation, conditions, self._clock(), self._router_url)
         undecided = situation.follows_load and not situation.scaling
         unjudged = situation.promises and situation.slo is None
-        if situation.drift is None or situation.split is None or undecided or unjudged:
+        unseen = None in (situation.drift, situation.split, situation.outputs)
+        if unseen or undecided or unjudged:
             new = with_last_looks(new, old, situation)
         if new == old:
             return None
@@ -104,7 +105,13 @@ class Teller:
         if keys is None:
             conditions = (service.get("status") or {}).get("conditions") or []
             keys = told_before(conditions) if has_keys(service) else ""
-        situation = replace(situation, split=findings.split(key), crd_lacks=findings.crd_lacks() or (), keys=keys)
+        situation = replace(
+            situation,
+            split=findings.split(key),
+            outputs=findings.outputs(key),
+            crd_lacks=findings.crd_lacks() or (),
+            keys=keys,
+        )
         if has_objectives(service):
             situation = replace(situation, promises=True, slo=findings.slo(key))
         if situation.desired is not None and follows_load(service):

@@ -278,6 +278,7 @@ async def test_metrics_are_exactly_those_of_the_catalogue(
     operator.schemas.lacks = ()  # nor is there anything to say before the CRDs were compared
     decided = ScalingStatus(pool="default", desired=2, reason="Steady", since="2026-01-01T00:00:00Z")
     operator.scaling.all = lambda: {("demo", "chat"): {"default": decided}}  # type: ignore[method-assign]
+    operator.canary.all = lambda: {("demo", "chat"): {}}  # type: ignore[method-assign]
     url = f"http://127.0.0.1:{operator._options.metrics_port}/metrics"
     async with running(operator), aiohttp.ClientSession() as session:
         await until(lambda: operator.metrics.registry.get_sample_value(errors, {"reason": "RuntimeError"}))

@@ -70,6 +70,13 @@ OPERATOR_SLO_THRESHOLD = _metric(
     (*SERVICE_LABELS, "signal", "level"),
     unit="seconds",
 )
+OPERATOR_CANARY_REPLICAS = _metric(
+    "paceline_output_canary_replicas",
+    "gauge",
+    "Replicas by what they say to the fixed question: agrees, tokenizer, model, cache (what differs), unknown.",
+    (*SERVICE_LABELS, "result"),
+    unit="replicas",
+)
 OPERATOR_QUEUE_DEPTH = _metric(
     "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
 )
