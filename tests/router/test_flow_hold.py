@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from paceline_router.flow import waiting as waiting_module
+from paceline_router.report.status import status_page
 from paceline_router.table.policy import Policy
-from paceline_router.table.records import Limits, Table
+from paceline_router.table.records import Limits, Revision, Table, TrafficShare
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 BODY = {"model": "smollm2", "messages": MESSAGES}
@@ -80,6 +81,8 @@ async def test_requests_at_zero_are_answered_in_order_and_never_more_at_once_tha
             asked.append(asyncio.create_task(client.post(PATH, json=body)))
             await held(service, number + 1)
         assert service.plane.demand()[0].oldest_wait_ms >= 0
+        page = status_page(service.plane)["services"][helpers.KEY]
+        assert (page["held"], page["heldByPool"]) == (12, {"default": 12})
         service.plane.use(limited(helpers.table_of(replica, policy=policy, wanted=1), 2))
         answers = await asyncio.gather(*asked)
     assert [answer.status_code for answer in answers] == [200] * 12
@@ -112,6 +115,17 @@ async def test_a_wait_ends_with_a_time_to_come_back(router: Any, helpers: Any) -
     assert answer.headers["retry-after"] == "5"
     assert "no replica yet" in answer.json()["error"]["message"]
     assert service.plane.metrics.service(helpers.KEY).refusals["hold_expired"] == 1
+
+
+async def test_who_waited_in_vain_is_told_when_a_start_as_measured_will_be_over(router: Any, helpers: Any) -> None:
+    traffic = (TrafficShare("default", "chat-1", 100),)
+    table = helpers.table_of(wanted=1, policy=Policy(hold=0.1), traffic=traffic)
+    made = Revision("demo/chat-1", "chat-1", helpers.KEY, "", {"default": "h"}, start_up={"default": 90.0})
+    service = await router(table=dataclasses.replace(table, revisions={made.key: made}))
+    async with client_of(service) as client:
+        answer = await client.post(PATH, json=BODY)
+    assert answer.status_code == 503
+    assert 5 < int(answer.headers["retry-after"]) <= 90, "ninety seconds, less those for which it has waited already"
 
 
 async def test_without_patience_nothing_waits(router: Any, helpers: Any) -> None:

@@ -77,6 +77,8 @@ def test_with_every_replica_dead_the_router_is_ready_and_the_service_is_not_avai
         "ready": 2,
         "answering": 0,
         "held": 0,
+        "heldByPool": {},
+        "oldestWaitSeconds": 0.0,
         "message": "replicas are ready in the table, and none answers this router: see what is between them",
     }
     living.judge(last, Event.ANSWERED, plane.now())
@@ -123,7 +125,12 @@ def test_of_several_processes_the_one_that_sees_least_counts(helpers: Any) -> No
     alive = dead.replace(f"{LINE} 0", f"{LINE} 1")
     assert f"{LINE} 0\n" in merge_expositions([Exposition.parse(alive), Exposition.parse(dead)]).text()
     assert f"{LINE} 1\n" in merge_expositions([Exposition.parse(alive), Exposition.parse(alive)]).text()
-    merged = merge_status([well, status_page(plane)])
+    ill = status_page(plane)
+    well["services"][helpers.KEY] |= {"held": 1, "heldByPool": {"long": 1}, "oldestWaitSeconds": 2.0}
+    ill["services"][helpers.KEY] |= {"held": 3, "heldByPool": {"long": 2, "default": 1}, "oldestWaitSeconds": 1.0}
+    merged = merge_status([well, ill])
+    waits = {name: merged["services"][helpers.KEY][name] for name in ("held", "heldByPool", "oldestWaitSeconds")}
+    assert waits == {"held": 4, "heldByPool": {"long": 3, "default": 1}, "oldestWaitSeconds": 2.0}
     assert merged["services"][helpers.KEY]["state"] == "Unreachable"
     assert merged["ready"]
     assert merge_status([well, {"ready": False, "services": {}}]) == {"ready": False, "services": {}}

@@ -172,6 +172,17 @@ def test_a_revision_is_read_from_its_object() -> None:
     assert revision_from_object(obj) == Revision("demo/chat-1", "chat-1", KEY, "t", {"default": "h1", "long": "h2"})
 
 
+def test_a_revision_has_the_measured_start_ups_of_its_pools_and_odd_ones_are_not_known() -> None:
+    pools = [
+        {"name": "default", "hash": "h1", "startUp": {"fastestSeconds": 3, "slowestSeconds": 7}},
+        {"name": "long", "hash": "h2"},
+        {"name": "odd", "hash": "h3", "startUp": {"slowestSeconds": "soon"}},
+    ]
+    obj = {"metadata": {"name": "chat-1", "namespace": "demo"}, "spec": {"service": "chat"}, "status": {"pools": pools}}
+    assert revision_from_object(obj).start_up == {"default": 7.0}
+    assert revision_from_object({**obj, "status": {"pools": 3}}).start_up == {}
+
+
 def test_a_revision_knows_what_its_replicas_call_the_model() -> None:
     pools = [
         {"name": "default", "hash": "h1", "config": {"model": {"source": "package://x", "servedName": "acme/m"}}},

@@ -66,8 +66,12 @@ class Waiting(Record):
             self._answer(words.too_many_wait(living.route, living.gate.queued), "hold_full")
 
     def _none_ready(self) -> None:
-        reason = "overloaded" if self.lane.backends else "none_ready"
-        self._answer(words.none_ready(self.living.route, self.lane, self.by_hand), reason)
+        self._say_none_ready("overloaded" if self.lane.backends else "none_ready")
+
+    def _say_none_ready(self, reason: str) -> None:
+        living = self.living
+        waited = living.gate.oldest_wait(self._plane.now())
+        self._answer(words.none_ready(living.route, self.lane, self.by_hand, waited), reason)
 
     def release(self, now: float) -> bool:
         """Go on after a wait, with the slot that the gate gave; False when there is no replica for it after all."""
@@ -94,11 +98,11 @@ class Waiting(Record):
         if patience is not None and waited < patience:
             return
         if living.backends:
-            self._answer(words.none_ready(living.route, self.lane, self.by_hand), "overloaded")
+            self._say_none_ready("overloaded")
         elif patience is None:
             self._none_ready()
         else:
-            self._answer(words.none_ready(living.route, self.lane, self.by_hand), "hold_expired")
+            self._say_none_ready("hold_expired")
 
     def _patience(self) -> float | None:
         """Seconds that it may wait for a replica; None where it may not wait."""

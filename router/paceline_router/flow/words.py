@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from paceline_router.choice import decision
@@ -32,8 +33,12 @@ def place_of(labels: bytes) -> tuple[str, str]:
     return place
 
 
-def none_ready(route: Route, lane: Lane, by_hand: str | None) -> Refusal:
-    """Why nobody takes the request, and when to come back."""
+def none_ready(route: Route, lane: Lane, by_hand: str | None, waited: float = 0.0) -> Refusal:
+    """Why nobody takes the request, and when to come back.
+
+    Args:
+        waited: seconds for which the first request has waited for a replica, and so for which one has been starting.
+    """
     service = route.service
     who = _who(route)
     if lane.backends:
@@ -43,15 +48,23 @@ def none_ready(route: Route, lane: Lane, by_hand: str | None) -> Refusal:
     why = f" ({service.trouble})" if service.trouble else ""
     if route.known == 0 and service.policy.hold_at_zero is not None:
         return answers.unavailable(
-            f"{who} is at zero and its first replica has not started yet{why}.", RETRY_AFTER_ZERO
+            f"{who} is at zero and its first replica has not started yet{why}.", _start(route, waited, RETRY_AFTER_ZERO)
         )
     if service.wanted == 0 and route.known == 0:
         return answers.unavailable(f"{who} is scaled to zero: spec.replicas is 0.", RETRY_AFTER_ZERO)
     if route.known == 0:
-        return answers.unavailable(f"{who} has no replica yet{why}.", RETRY_AFTER_STARTING)
+        return answers.unavailable(f"{who} has no replica yet{why}.", _start(route, waited, RETRY_AFTER_STARTING))
     starting = route.known - route.draining
     counts = f"{starting} not ready yet, {route.draining} stopping"
-    return answers.unavailable(f"{who} has no ready replica: {counts}{why}.", RETRY_AFTER_STARTING)
+    after = _start(route, waited, RETRY_AFTER_STARTING)
+    return answers.unavailable(f"{who} has no ready replica: {counts}{why}.", after)
+
+
+def _start(route: Route, waited: float, otherwise: int) -> int:
+    """Seconds until a replica should serve, by the slowest start of the revision that is measured."""
+    if route.start_up is None:
+        return otherwise
+    return max(RETRY_AFTER_STARTING, math.ceil(route.start_up - waited))
 
 
 def too_many_wait(route: Route, held: int) -> Refusal:

@@ -5,6 +5,7 @@ something else: a router that has its table is ready, however its services fare.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,20 @@ def status_page(plane: DataPlane) -> dict[str, Any]:
     return {
         "ready": plane.ready,
         "services": {
-            key: _service(living.route.known, len(living.backends), answering(living), living.gate.queued)
+            key: _service(living.route.known, len(living.backends), answering(living), *held(living, plane.now()))
             for key, living in list(plane.living.items())
         },
     }
 
 
-def _service(replicas: int, ready: int, answer: int, held: int) -> dict[str, Any]:
+def held(living: Living, now: float) -> tuple[dict[str, int], float]:
+    """How many requests wait by the pool that is to take them, and for how many seconds the first of them has."""
+    waiting = living.gate.waiting()
+    oldest = max((now - one.parked_at for one in waiting), default=0.0)
+    return dict(Counter(one.asked.wanted for one in waiting)), max(0.0, oldest)
+
+
+def _service(replicas: int, ready: int, answer: int, by_pool: Mapping[str, int], oldest: float) -> dict[str, Any]:
     state = state_of(replicas, ready, answer)
     return {
         "state": state.value,
@@ -70,7 +78,9 @@ def _service(replicas: int, ready: int, answer: int, held: int) -> dict[str, Any
         "replicas": replicas,
         "ready": ready,
         "answering": answer,
-        "held": held,
+        "held": sum(by_pool.values()),
+        "heldByPool": dict(by_pool),
+        "oldestWaitSeconds": round(oldest, 3),
         "message": WORDS[state],
     }
 
@@ -84,5 +94,7 @@ def merge_status(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
             replicas, ready, answer = (
                 min(service[name] for service in seen) for name in ("replicas", "ready", "answering")
             )
-            services[key] = _service(replicas, ready, answer, sum(service["held"] for service in seen))
+            by_pool = sum((Counter(service["heldByPool"]) for service in seen), Counter[str]())
+            oldest = max(service["oldestWaitSeconds"] for service in seen)
+            services[key] = _service(replicas, ready, answer, by_pool, oldest)
     return {"ready": all(page["ready"] for page in pages), "services": services}

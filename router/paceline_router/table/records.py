@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -124,6 +124,8 @@ class Revision:
     """By pool, the only name of the model that its replicas know; a pool is absent where it cannot be read."""
     limits: Mapping[str, Limits] = field(default_factory=dict)
     """By pool; absent where it cannot be read."""
+    start_up: Mapping[str, float] = field(default_factory=dict)
+    """By pool, seconds of its slowest start; absent where none was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,15 @@ def revision_from_object(obj: JsonObject) -> Revision:
         hashes={str(pool["name"]): str(pool["hash"]) for pool in pools},
         served={pool: name for pool, name in served.items() if isinstance(name, str) and name},
         limits={str(pool["name"]): limits for pool in pools if (limits := _limits(pool)) != Limits()},
+        start_up=dict(_start_ups(_mapping(obj.get("status")).get("pools"))),
     )
+
+
+def _start_ups(pools: Any) -> Iterator[tuple[str, float]]:
+    for pool in map(_mapping, pools if isinstance(pools, list) else ()):
+        took = _mapping(pool.get("startUp")).get("slowestSeconds")
+        if isinstance(took, int) and took >= 0:
+            yield str(pool.get("name")), float(took)
 
 
 def _limits(pool: JsonObject) -> Limits:

@@ -70,6 +70,7 @@ class Route:
             of it first; that of the spec where no such revision is known.
         other_names: those of the spec and of the other revisions, by which only those revisions are reached by hand.
         apart: uids of replicas that get copies of requests and nobody's own, but for those that name their revision.
+        start_up: seconds that the slowest measured start of what gets the traffic took; None where none was measured.
     """
 
     service: Service
@@ -80,6 +81,7 @@ class Route:
     names: tuple[str, ...] = ()
     other_names: frozenset[str] = frozenset()
     apart: frozenset[str] = frozenset()
+    start_up: float | None = None
 
     @property
     def served_name(self) -> str:
@@ -263,7 +265,14 @@ def _route(
         names=in_use,
         other_names=frozenset(known_names.difference(in_use)),
         apart=apart,
+        start_up=_start_up(service, revisions),
     )
+
+
+def _start_up(service: Service, revisions: Mapping[str, Revision]) -> float | None:
+    served = [(share.pool, revisions.get(share.revision)) for share in service.traffic if share.weight > 0]
+    took = [made.start_up[pool] for pool, made in served if made is not None and pool in made.start_up]
+    return max(took, default=None)
 
 
 def _apart(service: Service, ready: list[Replica], of_revision: Callable[[Replica, str], bool]) -> frozenset[str]:

@@ -326,6 +326,10 @@ class Gate(Generic[T]):
         tenant.counts.rejected["wait"] += 1
         return refusals.waited_too_long(tenant, now - ticket.parked_at, self._wait(tenant, now))
 
+    def waiting(self) -> list[T]:
+        """Those who wait, at this moment; may be asked by another thread."""
+        return [place.ticket for place in list(self._waiting.values()) if place.ticket is not None]
+
     def oldest_wait(self, now: float) -> float:
         """Seconds for which the first of those who wait has waited; 0 when nobody does."""
         oldest = 0.0
