@@ -217,6 +217,15 @@ def test_buckets_that_are_shown_have_exactly_what_belongs_in_them(
     assert samples[-2][2] == pytest.approx(sum(values))
 
 
+def test_buckets_resolve_what_services_promise() -> None:
+    # The promises of the API's example, and round ones that services often make, have a bucket that ends there.
+    assert {0.1, 0.2, 0.25, 0.3, 0.5, 0.8, 1.0, 2.0, 5.0, 10.0} <= set(histogram.TTFT)
+    assert {0.02, 0.03, 0.04, 0.05, 0.06, 0.1, 0.12, 0.2} <= set(histogram.TPOT)
+    # Any other one lies in a bucket that is at most twice as wide as its lower end.
+    for edges, low in ((histogram.TTFT, 0.05), (histogram.TPOT, 0.01)):
+        assert all(above / below <= 2.01 for below, above in pairwise(edges) if below >= low)
+
+
 def test_one_bound_has_one_spelling() -> None:
     for edges in (histogram.SHORT, histogram.LONG, histogram.TTFT, histogram.TPOT, histogram.DURATION):
         spelled = [dict(labels)["le"] for name, labels, _ in Histogram(edges).samples("x", ()) if name == "x_bucket"]

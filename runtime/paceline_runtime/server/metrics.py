@@ -235,7 +235,8 @@ class Metrics:
         """
         if any(part.split(";")[0].strip().lower() == "application/openmetrics-text" for part in accept.split(",")):
             # Any other escaping, which the library takes by itself, turns `vllm:` into `vllm_` in OpenMetrics.
-            return openmetrics.generate_latest(self._registry, openmetrics.ALLOWUTF8), OPENMETRICS
+            page: bytes = openmetrics.generate_latest(self._registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return page, OPENMETRICS
         return generate_latest(self._registry), TEXT
 
     def configured(self, pool_hash: str, config_hash: str) -> None:
