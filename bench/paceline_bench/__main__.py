@@ -12,6 +12,7 @@ from .router.command import router
 from .router.loss import router_loss
 from .router.tenants import router_tenants
 from .scheduling import scheduling
+from .shadow.command import shadow
 from .shapes import shapes
 from .soak.command import soak
 
@@ -30,6 +31,7 @@ app.command("router-loss")(router_loss)
 app.command("router-tenants")(router_tenants)
 app.command()(preemption)
 app.command()(scheduling)
+app.command()(shadow)
 app.command()(shapes)
 app.command()(soak)
 
