@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -152,7 +153,10 @@ class CanaryKeeper:
             if self._due[key] <= now and key not in self._looking:
                 self._due[key] = now + self._interval
                 self._looking[key] = task = asyncio.create_task(self._safely(key))
-                task.add_done_callback(lambda _, key=key: self._looking.pop(key, None))
+                task.add_done_callback(functools.partial(self._ended, key))
+
+    def _ended(self, key: Key, _: asyncio.Task[None]) -> None:
+        self._looking.pop(key, None)
 
     async def _safely(self, key: Key) -> None:
         try:
