@@ -58,11 +58,14 @@ class Objectives:
     Attributes:
         ttft, tpot: seconds.
         quantile: of the requests that have to keep to `ttft`.
+        promised: share of requests that users are promised to keep what they are promised; what `attainment` is held
+            against.
     """
 
     ttft: float | None = None
     tpot: float | None = None
     quantile: float = 0.99
+    promised: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class Settings:
         up_share: replicas that one step up may add, as a share of those there are; at least `up_least`.
         drain_backlog: seconds within which a queue has to be worked off.
         start_up: seconds until a replica serves, while no start of this revision was measured.
+        judged_over: seconds that `attainment` is over.
+        trust_again: seconds in which the excess of a correction falls to a third, once objectives are kept.
     """
 
     least: int = 1
@@ -100,6 +102,8 @@ class Settings:
     up_least: int = 4
     drain_backlog: float = 20.0
     start_up: float = 120.0
+    judged_over: float = 120.0
+    trust_again: float = 3600.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:

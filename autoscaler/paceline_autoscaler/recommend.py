@@ -20,6 +20,9 @@ from .samples import NotANumber, Present, Sample, why_unknown
 OVERDUE = 3.0
 """Start-up times after which a replica that still starts is no longer counted on."""
 
+MOST_CORRECTION = 4.0
+"""However many objectives are missed, the load is taken to be no more than so many times what it seems."""
+
 FEWEST_REQUESTS = 1e-3
 """Requests per second from which tokens per request are an average of something."""
 
@@ -42,6 +45,9 @@ class State:
         needs: what was needed at each decision of the window, margin included.
         idle_since: since when one replica has had nothing to do.
         stepped: when the last step down was.
+        correction: by how much the load is taken to be more than it seems, since objectives were missed with what
+            should have been enough; 1 where they were not. `corrected` is when it was last worked out, and `raised`
+            when it last grew.
     """
 
     since: float | None = None
@@ -51,6 +57,9 @@ class State:
     needs: tuple[tuple[float, int], ...] = ()
     idle_since: float | None = None
     stepped: float = -math.inf
+    correction: float = 1.0
+    corrected: float = -math.inf
+    raised: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,9 @@ def recommend(observed: Observed, state: State, now: float) -> Decision:
     expected = forecast(state.history, work, now, horizon, settings.coverage, settings.smoothing)
     mix = demand.load if work > EPSILON else state.mix
     usual = mix.work(observed.rates)
-    plan = mix.times(expected.peak / usual) if usual > EPSILON else mix
+    missed = _missed(observed)
+    state = _correct(observed, state, demand, missed, now)
+    plan = (mix.times(expected.peak / usual) if usual > EPSILON else mix).times(state.correction)
     stock = _stock(observed, demand)
     queue = _replicas_for_queue(observed, stock, expected.level, now)
     need = needed(plan, observed.rates, observed.objectives, settings.most) + queue
@@ -109,13 +120,13 @@ def recommend(observed: Observed, state: State, now: float) -> Decision:
     need, rest = need + fleet.aside, rest + fleet.aside
 
     state = _remember(observed, state, demand, rest, busy, now)
-    wanted, reason, message = _move(observed, state, demand, need, busy, now)
+    wanted, reason, message = _move(observed, state, demand, need, missed, now)
     bounded, reason, message = _bound(observed, wanted, reason, message)
     if fleet.aside:
         message = f"{message}; {fleet.aside} say nothing of their load and count as full"
     if bounded < fleet.desired:
         state = replace(state, stepped=now)
-    inputs = _inputs(observed, demand, expected, need, queue, stock)
+    inputs = {**_inputs(observed, demand, expected, need, queue, stock), "correction": state.correction}
     return Decision(bounded, reason, message, inputs, state)
 
 
@@ -194,7 +205,44 @@ def _remember(observed: Observed, state: State, demand: _Demand, rest: int, busy
     )
 
 
-def _move(observed: Observed, state: State, demand: _Demand, need: int, busy: bool, now: float) -> tuple[int, str, str]:
+def _missed(observed: Observed) -> float | None:
+    """The share of requests that kept the objectives, where that is fewer than promised; None where it is not.
+
+    Fewer than chance explains: of so many requests twice the standard deviation of a binomial may be missed beside
+    those that the promise leaves.
+    """
+    kept, requests, promised = observed.signals.attainment, observed.signals.requests, observed.objectives.promised
+    if promised is None or not (isinstance(kept, Present) and isinstance(requests, Present)):
+        return None
+    count = requests.value * observed.settings.judged_over
+    allowed = (1.0 - promised) * count + 2.0 * math.sqrt(promised * (1.0 - promised) * count)
+    return kept.value if (1.0 - kept.value) * count > allowed else None
+
+
+def _correct(observed: Observed, state: State, demand: _Demand, missed: float | None, now: float) -> State:
+    """Trust the measured rates less after a miss, by one replica at a time, and slowly more again after that.
+
+    A replica more is waited for until it serves and is judged. Where replicas have nothing waiting and are not half
+    as busy as they may be, more of them would change nothing.
+    """
+    fleet, settings = observed.fleet, observed.settings
+    since = max(0.0, now - state.corrected) if state.corrected > -math.inf else 0.0
+    correction = 1.0 + (state.correction - 1.0) * math.exp(-since / settings.trust_again)
+    raised = state.raised
+    if missed is not None:
+        correction = state.correction
+        limit = busy_limit(observed.rates, observed.objectives)
+        work = correction * demand.load.work(observed.rates)
+        busy = demand.waiting > 0 or work > 0.5 * limit * fleet.ready
+        effect = observed.start_up + settings.judged_over
+        if busy and fleet.ready and not fleet.starting and now - raised >= effect:
+            correction, raised = correction * (fleet.ready + 1) / fleet.ready, now
+    return replace(state, correction=min(correction, MOST_CORRECTION), corrected=now, raised=raised)
+
+
+def _move(
+    observed: Observed, state: State, demand: _Demand, need: int, missed: float | None, now: float
+) -> tuple[int, str, str]:
     """The number without the bounds."""
     settings, fleet = observed.settings, observed.fleet
     current = fleet.desired
@@ -204,6 +252,10 @@ def _move(observed: Observed, state: State, demand: _Demand, need: int, busy: bo
         return current, "MetricsUnavailable", f"held at {current}; {'; '.join(demand.unknown)}"
     if current <= settings.least:
         return current, "Steady", f"{current} carry the load; fewer are not allowed"
+    if missed is not None:
+        promised = observed.objectives.promised or 0.0
+        words = f"held at {current}: {missed:.1%} of the requests kept the objectives, {promised:.0%} are promised"
+        return current, "ObjectivesMissed", words
     if fleet.rolling:
         return current, "RollingOut", f"held at {current} until the rollout is over; {need} would carry the load"
     if fleet.pending:

@@ -1,4 +1,4 @@
-"""Times of the week at which a pool keeps more replicas, in a time zone, on days with a clock change too."""
+"""Times of the week at which a pool has other bounds, in a time zone, on days with a clock change too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Window:
         zone: an IANA name, as `Europe/Berlin`.
         days: of `DAYS`, those on which it begins; all where there are none.
         start, end: `HH:MM`; the end may be `24:00`. An end that is not after the start is on the next day.
-        least: replicas kept meanwhile.
+        least, most: bounds meanwhile; None where the usual one holds on.
 
     Raises:
         ValueError: with what to write instead.
@@ -30,7 +30,8 @@ class Window:
     zone: str
     start: str
     end: str
-    least: int
+    least: int | None = None
+    most: int | None = None
     days: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,9 +60,16 @@ class Window:
         return False
 
 
-def least_replicas(windows: Sequence[Window], otherwise: int, now: float) -> int:
-    """The most that a window which holds asks for, and at least what is kept otherwise."""
-    return max([otherwise, *(window.least for window in windows if window.holds(now))])
+def bounds(windows: Sequence[Window], least: int, most: int, now: float) -> tuple[int, int]:
+    """The bounds at a time: of the windows that hold the highest of each, the fewest never below the usual.
+
+    Args:
+        least, most: the usual ones.
+    """
+    held = [window for window in windows if window.holds(now)]
+    fewest = max([least, *(window.least for window in held if window.least is not None)])
+    highest = max((window.most for window in held if window.most is not None), default=most)
+    return fewest, max(fewest, highest)
 
 
 def _minutes(text: str) -> int:

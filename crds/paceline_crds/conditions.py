@@ -99,6 +99,7 @@ class Reason(enum.StrEnum):
     """Only answers that the prefix cache has a part in are other ones."""
     FOLLOWS_LOAD = "FollowsLoad"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
+    SCALER_CONFLICT = "ScalerConflict"
 
 
 class Condition(Model):

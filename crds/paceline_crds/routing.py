@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from typing import Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import Model
 from .durations import Duration
@@ -182,10 +183,106 @@ class ScalingMode(enum.StrEnum):
     """Who decides how many replicas a pool has."""
 
     AUTOMATIC = "Automatic"
+    EXTERNAL = "External"
     FIXED = "Fixed"
 
 
+class Day(enum.StrEnum):
+    """Days of the week."""
+
+    MON = "Mon"
+    TUE = "Tue"
+    WED = "Wed"
+    THU = "Thu"
+    FRI = "Fri"
+    SAT = "Sat"
+    SUN = "Sun"
+
+
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
+
+
+class ScheduleSpec(Model):
+    """Other bounds at some time of the week: from `start` until `end`, which is not part of it."""
+
+    timezone: Annotated[
+        str,
+        text(
+            "Zone of the times, by its IANA name: Europe/Berlin, or UTC.",
+            rule(
+                "self.matches('^[A-Z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$') && self != 'Local' && "
+                "timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
+                "write a time zone by its IANA name, for example Europe/Berlin or UTC",
+            ),
+            max_length=64,
+        ),
+    ]
+    days: Annotated[
+        list[Day] | None,
+        Field(
+            max_length=7,
+            description="Days on which it begins, by that zone. Absent: every day.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = None
+    start: Annotated[
+        str,
+        text(
+            "When it begins, HH:MM. On a day whose clock leaves that time out: when the clock jumps.",
+            rule(f"self.matches('^{_CLOCK}$')", "write a time as 06:00 or 22:30"),
+            max_length=5,
+        ),
+    ]
+    end: Annotated[
+        str,
+        text(
+            "When it is over, HH:MM up to 24:00; one that is not after the start is on the next day.",
+            rule(f"self.matches('^({_CLOCK}|24:00)$')", "write a time as 06:00 or 22:30, or 24:00"),
+            max_length=5,
+        ),
+    ]
+    min_replicas: Annotated[
+        int | None, Field(ge=1, le=1000, description="The fewest replicas meanwhile, if that is more than usual.")
+    ] = None
+    max_replicas: Annotated[
+        int | None, Field(ge=1, le=1000, description="The most replicas meanwhile, in the place of the usual.")
+    ] = None
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"there is no time zone {name!r}; write one as Europe/Berlin or UTC") from None
+        return name
+
+
+SCHEDULE_RULES = (
+    rule(
+        "has(self.minReplicas) || has(self.maxReplicas)",
+        "write what is different meanwhile: minReplicas, maxReplicas or both",
+    ),
+    rule(
+        "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+        "minReplicas has to be at most maxReplicas",
+        field_path=".minReplicas",
+    ),
+)
+
 SCALING_RULES = (
+    rule(
+        "!has(self.schedules) || has(self.maxReplicas)",
+        "a schedule changes the bounds of what follows load: write maxReplicas too",
+        field_path=".schedules",
+    ),
+    rule(
+        "!has(self.mode) || self.mode != 'External' || !(has(self.minReplicas) || has(self.maxReplicas) || "
+        "has(self.schedules) || has(self.scaleDownWindow))",
+        "with mode: External the bounds are those of your HPA or ScaledObject: remove minReplicas, maxReplicas, "
+        "schedules and scaleDownWindow",
+        field_path=".mode",
+    ),
     rule(
         "!has(self.minReplicas) || has(self.maxReplicas)",
         "minReplicas alone scales nothing: write maxReplicas too, or the count as replicas",
@@ -222,13 +319,28 @@ class PoolScalingSpec(Model):
         ScalingMode | None,
         Field(
             description="Automatic: between minReplicas and maxReplicas the count follows load, and `replicas` is only "
-            "where it begins; without maxReplicas nothing is scaled. Fixed: the count is `replicas`. Default Automatic."
+            "where it begins; without maxReplicas nothing is scaled. External: an HPA or KEDA writes spec.replicas "
+            "through the scale subresource. Fixed: the count is `replicas`. Default Automatic."
         ),
     ] = None
     min_replicas: Annotated[
         int | None, Field(ge=1, le=1000, description="The fewest replicas that a pool has. Default 1.")
     ] = None
     max_replicas: Annotated[int | None, Field(ge=1, le=1000, description="The most replicas that a pool has.")] = None
+    scale_down_window: Annotated[
+        Duration | None,
+        Field(
+            description="Time over which the highest need counts when replicas are taken away: no count falls sooner "
+            "after a peak. Default 3m."
+        ),
+    ] = None
+    schedules: Annotated[
+        list[Annotated[ScheduleSpec, Field(json_schema_extra=rules(*SCHEDULE_RULES))]] | None,
+        Field(
+            max_length=16,
+            description="Other bounds at some times of the week. Where several hold, the highest of each counts.",
+        ),
+    ] = None
 
 
 class ScalingSpec(PoolScalingSpec):

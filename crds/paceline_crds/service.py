@@ -434,8 +434,22 @@ SPEC_RULES = (
     rule(
         "!has(self.scaling) || !has(self.scaling.scaleToZero) || !has(self.scaling.scaleToZero.after) || "
         "!has(self.pools) || self.pools.size() == 0",
-        "routers say by service what they hold, not by pool: leave scaling.scaleToZero.after out, or the pools",
+        "requests for a pool at zero go to the other pools and would never wake it: leave scaling.scaleToZero.after "
+        "out, or the pools",
         field_path=".scaling",
+    ),
+    rule(
+        "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'External' || "
+        "!has(self.pools) || self.pools.size() == 0",
+        "an HPA or KEDA can set one count only: with scaling.mode External leave the pools out, or make each one a "
+        "service of its own",
+        field_path=".scaling.mode",
+    ),
+    rule(
+        "!has(self.pools) || self.pools.all(p, !has(p.scaling) || !has(p.scaling.mode) || "
+        "p.scaling.mode != 'External')",
+        "the count of a pool is in no scale subresource: write Automatic or Fixed as its scaling.mode",
+        field_path=".pools",
     ),
     rule(
         "!has(self.routing) || !has(self.routing.overLong) || !has(self.routing.overLong.pool) || "

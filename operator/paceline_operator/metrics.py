@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from paceline_crds import metrics as catalogue
 
-from .scaling.told import UNKNOWN
+from .scaling.told import INACTIVE
 
 if TYPE_CHECKING:
     from paceline_crds.status import ScalingStatus
@@ -161,7 +161,7 @@ class _Scaling(Collector):
         for key, pools in self._decided().items():
             for name, one in list(pools.items()):
                 desired.add_metric([*key, name], one.desired)
-                active.add_metric([*key, name], float(one.reason not in UNKNOWN))
+                active.add_metric([*key, name], float(one.reason not in INACTIVE))
         yield from (desired, active)
 
 

@@ -292,3 +292,62 @@ def test_load_beside_replicas_that_are_full_asks_for_more_than_them() -> None:
     pool = Pool(3)
     decision = pool.see(load(9.0, pool.now), ready=1, aside=2)
     assert decision.replicas > 4
+
+
+# Objectives that are missed.
+
+
+class Judged(Pool):
+    """A pool whose users are promised something."""
+
+    def see(self, signals: Signals, **fleet: object) -> Decision:
+        observed = Observed(
+            signals, steady(self.replicas, **fleet), RATES, replace(OBJECTIVES, promised=0.9), self.settings
+        )
+        decision = recommend(observed, self.state, self.now)
+        self.state, self.replicas = decision.state, decision.replicas
+        self.now += TICK
+        self.taken.append(self.replicas)
+        return decision
+
+
+def kept(share: float) -> Sample:
+    return exactly(share, 0.0)
+
+
+def test_a_replica_that_does_half_of_what_was_measured_is_noticed_by_what_users_get() -> None:
+    pool = Judged(4)
+    alone = pool.stay(12.0, 600.0, attainment=kept(0.99))
+    believed = alone.replicas
+    # A replica more each time that the last one has been judged, until users get what they were promised.
+    while pool.replicas < 2 * believed:
+        before = pool.replicas
+        decision = pool.stay(12.0, 200.0, attainment=kept(0.5))
+        assert before <= pool.replicas <= before + 1
+        assert pool.now < 6000.0, "it goes on until it is enough"
+    assert decision.inputs["correction"] > 1.5
+    assert decision.inputs["attainment"] == 0.5
+    # What was learnt holds while it is kept, and is forgotten slowly.
+    assert pool.stay(12.0, 600.0, attainment=kept(0.97)).replicas == 2 * believed
+    assert pool.stay(12.0, 6 * 3600.0, attainment=kept(0.97)).replicas < 2 * believed
+
+
+@pytest.mark.parametrize(
+    ("rate", "share"),
+    [(12.0, 0.9), (0.05, 0.5), (0.5, 0.5)],
+    ids=["as promised", "three of six, which is chance", "idle replicas, of which more would change nothing"],
+)
+def test_nothing_is_added_for_what_is_no_miss_or_what_replicas_do_not_mend(rate: float, share: float) -> None:
+    pool = Judged(4)
+    before = pool.stay(rate, 600.0, attainment=kept(0.99))
+    after = pool.stay(rate, 600.0, attainment=kept(share))
+    assert after.inputs["correction"] == 1.0
+    assert after.replicas <= before.replicas
+
+
+def test_while_objectives_are_missed_nothing_goes_down_and_that_is_said() -> None:
+    pool = Judged(8)
+    decision = pool.stay(2.0, 900.0, attainment=kept(0.8))
+    assert (decision.replicas, decision.reason) == (8, "ObjectivesMissed")
+    assert "80.0% of the requests kept the objectives, 90% are promised" in decision.message
+    assert pool.stay(2.0, 900.0, attainment=NotANumber("NaN")).replicas < 8, "no requests, nothing missed"

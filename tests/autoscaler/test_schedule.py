@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from paceline_autoscaler.schedule import DAYS, Window, least_replicas
+from paceline_autoscaler.schedule import DAYS, Window, bounds
 
 BERLIN, ANGELES = "Europe/Berlin", "America/Los_Angeles"
 
@@ -56,10 +56,12 @@ def test_an_hour_that_comes_twice_is_one_window() -> None:
 def test_the_highest_window_counts_and_never_less_than_otherwise() -> None:
     windows = [
         Window("UTC", "08:00", "20:00", 4),
-        Window("UTC", "12:00", "13:00", 9),
+        Window("UTC", "12:00", "13:00", 9, 12),
+        Window("UTC", "12:00", "14:00", None, 2),
         Window("UTC", "00:00", "24:00", 1),
     ]
-    assert [least_replicas(windows, 2, at(f"2026-11-30T{hour}:30", "UTC")) for hour in ("03", "10", "12")] == [2, 4, 9]
+    found = [bounds(windows, 2, 6, at(f"2026-11-30T{hour}:30", "UTC")) for hour in ("03", "10", "12", "13")]
+    assert found == [(2, 6), (4, 6), (9, 12), (4, 4)], "the most is never below the fewest"
 
 
 @pytest.mark.parametrize(

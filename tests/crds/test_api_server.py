@@ -67,6 +67,8 @@ def accepted(api: Cluster, manifest: dict[str, Any] | str) -> dict[str, Any]:
     return stored
 
 
+SCHEDULE = {"timezone": "Europe/Berlin", "days": ["Mon", "Sun"], "start": "22:00", "end": "06:00", "minReplicas": 4}
+
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     # what, spec, the path that is named, the words that help
     ("6GiB", {"runtime": {"kvCache": {"memory": "6GiB"}}}, "spec.runtime.kvCache.memory", "6Gi (binary)"),
@@ -287,6 +289,54 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.scaling",
         "or the pools",
     ),
+    (
+        "a zone that is not there",
+        {"scaling": {"maxReplicas": 4, "schedules": [SCHEDULE | {"timezone": "Mars/Base"}]}},
+        "spec.scaling.schedules[0].timezone",
+        "write a time zone by its IANA name",
+    ),
+    (
+        "the zone of the machine",
+        {"scaling": {"maxReplicas": 4, "schedules": [SCHEDULE | {"timezone": "Local"}]}},
+        "spec.scaling.schedules[0].timezone",
+        "write a time zone by its IANA name",
+    ),
+    (
+        "a schedule that begins at the day's end",
+        {"scaling": {"maxReplicas": 4, "schedules": [SCHEDULE | {"start": "24:00"}]}},
+        "spec.scaling.schedules[0].start",
+        "write a time as 06:00",
+    ),
+    (
+        "a schedule that changes nothing",
+        {"scaling": {"maxReplicas": 4, "schedules": [{k: v for k, v in SCHEDULE.items() if k != "minReplicas"}]}},
+        "spec.scaling.schedules[0]",
+        "minReplicas, maxReplicas or both",
+    ),
+    (
+        "a schedule of a count that is fixed",
+        {"scaling": {"schedules": [SCHEDULE]}},
+        "spec.scaling.schedules",
+        "write maxReplicas too",
+    ),
+    (
+        "bounds that are the HPA's",
+        {"scaling": {"mode": "External", "maxReplicas": 4}},
+        "spec.scaling.mode",
+        "remove minReplicas, maxReplicas",
+    ),
+    (
+        "one HPA for several pools",
+        {"scaling": {"mode": "External"}, "pools": [{"name": "long"}]},
+        "spec.scaling.mode",
+        "leave the pools out",
+    ),
+    (
+        "an HPA for a pool",
+        {"pools": [{"name": "long", "scaling": {"mode": "External"}}]},
+        "spec.pools",
+        "write Automatic or Fixed",
+    ),
     ("an unknown shape", {"pools": [{"name": "a", "shapes": ["Huge"]}]}, "spec.pools[0].shapes[0]", "VeryLong"),
     (
         "over-long to a pool that is not there",
@@ -321,7 +371,7 @@ def test_bad_input_is_refused_with_its_path_and_what_to_write(
 @pytest.mark.parametrize(
     ("path", "spec"),
     [
-        ("spec.scaling.schedules", {"scaling": {"maxReplicas": 3, "schedules": []}}),
+        ("spec.scaling.target", {"scaling": {"maxReplicas": 3, "target": 4}}),
         ("spec.slo.ttft.p50", {"slo": {"ttft": {"p50": "800ms"}}}),
         ("spec.rollout.steps", {"rollout": {"steps": [{"weight": 10}]}}),
         ("spec.tenancy.quota", {"tenancy": {"quota": 3}}),
@@ -423,6 +473,9 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "scaling.minReplicas": {"scaling": {"minReplicas": 2, "maxReplicas": 2}},
     "scaling.maxReplicas": {"scaling": {"maxReplicas": 8}},
     "pools.scaling": {"pools": [{"name": "long", "scaling": {"mode": "Fixed", "maxReplicas": 2}}]},
+    "scaling.scaleDownWindow": {"scaling": {"maxReplicas": 8, "scaleDownWindow": "10m"}},
+    "scaling.schedules": {"scaling": {"maxReplicas": 8, "schedules": [SCHEDULE | {"end": "24:00"}]}},
+    "scaling.mode, external": {"scaling": {"mode": "External"}},
     "scaling.scaleToZero": {"scaling": {"scaleToZero": {"holdRequestsFor": "60s"}}},
     "scaling.scaleToZero.after": {"scaling": {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}},
     "tenancy.identity": {"tenancy": {"identity": {"from": "APIKey", "secretName": "chat-keys"}}},

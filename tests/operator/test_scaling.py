@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from unittest.mock import AsyncMock
+from zoneinfo import ZoneInfo
 
 import pytest
 from planned_world import World, spec
@@ -45,9 +47,10 @@ def service(**fields: Any) -> JsonObject:
         {"scaling": {"scaleToZero": {}}},
         {"scaling": {"minReplicas": 2, "maxReplicas": 2}},
         {"scaling": {"mode": "Fixed", "maxReplicas": 8}},
+        {"scaling": {"mode": "External"}},
         {"pools": [{"name": "long", "replicas": 3}]},
     ],
-    ids=["nothing", "zero only", "no room between", "fixed", "a pool without"],
+    ids=["nothing", "zero only", "no room between", "fixed", "external", "a pool without"],
 )
 def test_a_spec_without_bounds_to_move_between_follows_nothing(fields: dict[str, Any]) -> None:
     assert asked(service(**fields)) == {}
@@ -65,6 +68,8 @@ def test_a_spec_without_bounds_to_move_between_follows_nothing(fields: dict[str,
         {"scaling": {"maxReplicas": 4}, "pools": [{}]},
         {"scaling": {"maxReplicas": 4}, "slo": {"ttft": {"p90": 3}}},
         {"scaling": {"maxReplicas": 4, "scaleToZero": {"after": "soon"}}},
+        {"scaling": {"maxReplicas": 4, "scaleDownWindow": "soon"}},
+        {"scaling": {"maxReplicas": 4, "schedules": [{"timezone": "Mars/Base", "start": "08:00", "end": "09:00"}]}},
     ],
     ids=str,
 )
@@ -82,18 +87,34 @@ def test_a_pool_has_the_scaling_and_the_objectives_of_its_service_or_its_own() -
     ]
     slo = {"ttft": {"p90": "800ms", "p99": "2s"}, "tpot": {"p90": "60ms"}}
     found = asked(service(replicas=3, scaling={"maxReplicas": 8}, pools=pools, slo=slo))
-    usual = Objectives(2.0, 0.06, 0.99)
+    usual = Objectives(2.0, 0.06, 0.99, 0.9)
     assert found == {
         "default": Asked(1, 8, 3, usual),
-        "long": Asked(1, 8, 1, Objectives(5.0, None, 0.9)),
+        "long": Asked(1, 8, 1, Objectives(5.0, None, 0.9, 0.9)),
         "own": Asked(2, 4, 4, usual),
     }
+
+
+def test_without_a_p90_nobody_can_say_whether_promises_were_kept_and_nobody_is_asked() -> None:
+    slo = {"ttft": {"p99": "2s"}, "tpot": {"p99": "90ms"}}
+    assert asked(service(scaling={"maxReplicas": 8}, slo=slo))["default"].objectives == Objectives(2.0, 0.09)
 
 
 def test_one_pool_goes_to_zero_where_an_idle_time_is_given_and_of_several_none() -> None:
     zero = {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}
     assert asked(service(scaling=zero)) == {"default": Asked(0, 1, 1, Objectives(), 600.0)}
     assert asked(service(scaling=zero, pools=[{"name": "long"}])) == {}
+
+
+def test_a_schedule_changes_the_bounds_while_it_holds_and_alone_makes_a_pool_follow_load() -> None:
+    night = {"timezone": "Europe/Berlin", "days": ["Mon", "Sun"], "start": "22:00", "end": "06:00", "minReplicas": 4}
+    [pool] = asked(service(scaling={"minReplicas": 2, "maxReplicas": 2, "schedules": [night]})).values()
+    berlin = ZoneInfo("Europe/Berlin")
+    found = [
+        pool.bounds(datetime(2026, 11, 30, hour, tzinfo=berlin).timestamp())
+        for hour in (5, 12, 23)  # a Monday
+    ]
+    assert found == [(4, 4), (2, 2), (4, 4)]
 
 
 def test_the_longest_request_is_ten_minutes_unless_the_spec_says_otherwise() -> None:
@@ -340,6 +361,58 @@ def test_only_a_pool_that_routers_can_wake_goes_to_zero_and_a_held_request_wakes
         heard = hear(heard, {uid: (now, said(0)) for uid in ("a",)[:current]}, 2.5 * TICK)
         decision, memory = decide(zero, seen, Pool(heard, now, TICK), held, current, (), memory, Settings())
     assert (decision.replicas, decision.reason) == (wanted, reason)
+
+
+def test_a_schedule_brings_replicas_when_it_begins_and_lets_them_go_by_steps_when_it_is_over() -> None:
+    pool = asked(
+        service(
+            scaling={
+                "maxReplicas": 8,
+                "scaleDownWindow": "30s",
+                "schedules": [{"timezone": "UTC", "start": "00:02", "end": "00:04", "minReplicas": 6}],
+            }
+        )
+    )["default"]
+    memory, heard, current, counts = Memory(), dict[str, Heard](), 1, list[int]()
+    for number in range(60):
+        now = number * TICK
+        observed, desired = of(settled(replicas=current))
+        seen = standing(observed, desired, "default")
+        assert seen is not None
+        heard = hear(heard, {pod.uid: (now, said(0)) for pod in seen.ready}, 2.5 * TICK)
+        decision, memory = decide(pool, seen, Pool(heard, now, TICK), None, current, (), memory, Settings())
+        current = decision.replicas
+        counts.append(current)
+    assert [counts[11], counts[12], counts[23]] == [1, 6, 6]
+    assert sorted(counts[24:], reverse=True) == counts[24:]
+    assert set(range(1, 7)) == set(counts), "one by one, and all of them in the end"
+    assert counts[-1] == 1
+
+
+def test_windows_of_services_are_their_own_and_a_changed_one_holds_at_the_next_decision() -> None:
+    """Two services with windows of their own, one at no replica; the other's is changed ten times (C092)."""
+    memories, heard = {"busy": Memory(), "none": Memory()}, dict[str, Heard]()
+    replicas = {"busy": 3, "none": 0}
+    reasons = []
+    for number in range(14):
+        now = number * TICK
+        pools = {
+            "busy": Asked(1, 8, 3, Objectives(), down_window=30.0 if number % 2 else 600.0),
+            "none": Asked(0, 8, 1, Objectives(), 300.0, down_window=600.0),
+        }
+        heard = hear(heard, {uid: (now, said(0)) for uid in "abc"}, 2.5 * TICK)
+        for name, pool in pools.items():
+            observed, desired = of(settled(replicas=replicas[name]))
+            seen = standing(observed, desired, "default")
+            assert seen is not None
+            listened = Pool(heard if name == "busy" else {}, now, TICK)
+            current = replicas[name]
+            decision, memories[name] = decide(pool, seen, listened, None, current, (), memories[name], Settings())
+            if name == "busy":
+                reasons.append(decision.reason)
+    assert set(reasons[4::2]) == {"Watching"}, "600 s are not seen yet"
+    assert set(reasons[5::2]) <= {"LessNeeded", "SteppingDown"}, "30 s are"
+    assert memories["none"].target == 0, "no replica is no error"
 
 
 def test_what_is_at_zero_stays_there_for_an_operator_that_begins_only_where_zero_is_meant() -> None:

@@ -66,15 +66,21 @@ def decide(
     if rates is None and (current == 0 or _idle(signals)):
         rates = NO_LOAD_RATES
     fleet = fleet_of(seen, current, draining, heard.aside)
+    fewest, most = asked.bounds(heard.now)
     if rates is None:
-        count = min(max(current, asked.least), asked.most)
+        count = min(max(current, fewest), most)
         words = f"held at {count}: what one replica does per second is not measured yet"
         decision = Decision(count, "NotMeasured", words, {}, replace(memory.state, since=None))
     else:
         # Without the routers' word nobody could wake it again.
-        least = asked.least if current == 0 or isinstance(held, Present) else max(asked.least, 1)
-        idle_after = tuning.idle_after if asked.idle_after is None else asked.idle_after
-        settings = replace(tuning, least=least, most=asked.most, idle_after=idle_after)
+        least = fewest if current == 0 or isinstance(held, Present) else max(fewest, 1)
+        settings = replace(
+            tuning,
+            least=least,
+            most=most,
+            idle_after=tuning.idle_after if asked.idle_after is None else asked.idle_after,
+            down_window=tuning.down_window if asked.down_window is None else asked.down_window,
+        )
         observed = Observed(signals, fleet, rates, asked.objectives, settings, seen.starts)
         decision = recommend(observed, memory.state, heard.now)
         if rates is not NO_LOAD_RATES:

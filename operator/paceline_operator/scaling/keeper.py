@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline_autoscaler.observed import Settings
-from paceline_autoscaler.samples import Absent, Present, Sample, exactly
+from paceline_autoscaler.recommend import Decision, State
+from paceline_autoscaler.samples import Present
 from paceline_autoscaler.source import MetricsSource
 from paceline_autoscaler.source import Pool as Source
 from paceline_crds.names import LABEL_POOL, LABEL_SERVICE, derived_name
@@ -29,9 +29,11 @@ from .decide import Memory, decide
 from .direct import RATE_LOOKS, Heard, Pool, Replicas, hear
 from .drain import Step, marked, step
 from .fleet import Standing, ordered, standing, with_counts
+from .held import Pages, Sleeper, device_of, has_no_place, to_wake
 from .marks import Marks, Routers
+from .rivals import Rivals
 from .slow import Slow
-from .told import scaling_status
+from .told import CONFLICT, scaling_status
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +66,15 @@ class _Service:
     """What passes ask for: what was decided, and replicas that drain."""
     empty: dict[str, set[str]] = field(default_factory=dict)
     """Of these, the uids of those that have nothing left."""
+    woken: set[str] = field(default_factory=set)
+    """Pools whose last change was from zero."""
+    rival: str | None = None
+    """An HPA that scales the service."""
 
     def forget(self, pool: str) -> None:
         for of in (self.memory, self.heard, self.told, self.counts, self.empty):
             of.pop(pool, None)
+        self.woken.discard(pool)
 
 
 class ScalingKeeper:
@@ -115,6 +122,7 @@ class ScalingKeeper:
         self._replicas = Replicas(clock)
         self._marks = Marks(client, routers, clock)
         self._slow = None if prometheus is None else Slow(prometheus, clock)
+        self._rivals = Rivals(client, lambda: {namespace for namespace, _ in self._known})
         self._pods = pods
         self._tended: set[Key] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -163,6 +171,12 @@ class ScalingKeeper:
                 interval=min(TEND_SECONDS, self._interval),
                 failure="replicas that drain could not be looked after",
             ),
+            come_round(
+                self._rivals.look,
+                active=self._active,
+                interval=min(self._rivals.interval, 3.0 * self._interval),
+                failure="whether somebody else scales what is scaled here could not be seen",
+            ),
             *([] if self._slow is None else [self._ask_slowly(self._slow)]),
         )
 
@@ -197,12 +211,10 @@ class ScalingKeeper:
         await self._clear_marks()
         if not wanted:
             return
-        count, pages = await self._routers(STATUS_PATH)
-        await asyncio.gather(
-            *(_apart(key, self._service(key, pools, _held(key, count, pages, now))) for key, pools in wanted.items())
-        )
+        pages = Pages(*await self._routers(STATUS_PATH), now)
+        await asyncio.gather(*(_apart(key, self._service(key, pools, pages)) for key, pools in wanted.items()))
 
-    async def _service(self, key: Key, pools: Mapping[str, Asked], held: Sample | None) -> None:
+    async def _service(self, key: Key, pools: Mapping[str, Asked], pages: Pages) -> None:
         seen = self._seen(key)
         if seen is None:
             return
@@ -211,13 +223,29 @@ class ScalingKeeper:
             known = self._known[key] = _Service(seen.observed.uid)
         for gone in known.memory.keys() - pools.keys():
             known.forget(gone)
+        self._warn_of_one_for_nothing(key, known, seen)
         for name, one in pools.items():
-            await self._pool(key, known, seen, name, one, held)
+            await self._pool(key, known, seen, name, one, pages)
 
-    async def _pool(self, key: Key, known: _Service, seen: Seen, name: str, pool: Asked, held: Sample | None) -> None:
+    def _warn_of_one_for_nothing(self, key: Key, known: _Service, seen: Seen) -> None:
+        rival, before = self._rivals.of_service(key), known.rival
+        known.rival = rival
+        if rival is not None and rival != before:
+            words = (
+                f"HPA {rival} writes spec.replicas, which nothing uses while the count follows load: write "
+                "scaling.mode: External to leave the count to it, or delete it"
+            )
+            self._recorder.event(seen.service, type="Warning", reason=CONFLICT, message=words)
+
+    async def _pool(self, key: Key, known: _Service, seen: Seen, name: str, pool: Asked, pages: Pages) -> None:
         where = standing(seen.observed, seen.desired, name)
         if where is None or where.deployment is None:
             return
+        rival = self._rivals.of_deployment(key[0], where.deployment.name)
+        if rival is not None:
+            await self._leave_to(rival, key, known, seen, name, where)
+            return
+        held = pages.held(key, name if len(seen.desired.pools) > 1 else None)
         memory = known.memory.get(name, Memory())
         ready = {pod.uid for pod in where.ready}
         said = await self._replicas.ask(pod for pod in seen.pods if pod["metadata"]["uid"] in ready)
@@ -236,8 +264,7 @@ class ScalingKeeper:
         listened = Pool(heard, now, self._pace)
         slow = None
         if self._slow is not None:
-            promised = pool.objectives.ttft is not None or pool.objectives.tpot is not None
-            slow = self._slow.of(_source_of(key, name), promised)
+            slow = self._slow.of(_source_of(key, name), pool.objectives.promised is not None)
         decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning, slow)
         known.memory[name] = memory
         before = known.told.get(name)
@@ -249,9 +276,29 @@ class ScalingKeeper:
             log.info("%s/%s: pool %s: %d, %s: %s", *key, name, told.desired, told.reason, told.message)
             self._changed(key)
         if decision.replicas != current:
+            (known.woken.add if current == 0 else known.woken.discard)(name)
             words = f"Pool {name} goes from {current} to {decision.replicas} replicas: {decision.message}"
             self._recorder.event(seen.service, type="Normal", reason=decision.reason, message=words)
         await self._write(seen, due)
+
+    async def _leave_to(self, rival: str, key: Key, known: _Service, seen: Seen, name: str, where: Standing) -> None:
+        """Decide nothing about a pool whose Deployment somebody else scales: the count is as that one writes it."""
+        assert where.deployment is not None
+        before, count = known.told.get(name), where.deployment.replicas
+        known.forget(name)
+        words = (
+            f"HPA {rival} scales Deployment {where.deployment.name}, so that its count is left as it is: delete that "
+            "HPA, or write scaling.mode: External and let an HPA scale the InferenceService"
+        )
+        decision = Decision(count, CONFLICT, words, {}, State())
+        told = known.told[name] = scaling_status(name, decision, (), self._clock(), before)
+        if before is None or before.reason != CONFLICT:
+            log.warning("%s/%s: pool %s: %s", *key, name, words)
+            self._recorder.event(seen.service, type="Warning", reason=CONFLICT, message=words)
+        if told is not before:
+            self._changed(key)
+        draining = self._draining(seen, where)
+        await self._write(seen, Step((), tuple(pod for pod in where.pods if pod.uid in draining), count))
 
     async def tend(self) -> None:
         """See whether replicas that drain are empty, and still should drain; wake what is at zero and asked for."""
@@ -263,11 +310,35 @@ class ScalingKeeper:
         asleep = [key for key, known in self._known.items() if any(one.target == 0 for one in known.memory.values())]
         if not asleep:
             return
-        count, pages = await self._routers(STATUS_PATH)
+        pages = Pages(*await self._routers(STATUS_PATH), self._clock())
+        found = []
         for key in asleep:
-            held, seen = _held(key, count, pages, self._clock()), self._seen(key)
+            held, seen = pages.held(key), self._seen(key)
             if isinstance(held, Present) and held.low > 0 and seen is not None:
-                await _apart(key, self._service(key, follows_load(seen.service), held))
+                found.append(Sleeper(key, pages.waited(key), self._device(seen)))
+        for key in to_wake(found, self._spoken_for(pages) if found else ()):
+            seen = self._seen(key)
+            if seen is not None:
+                await _apart(key, self._service(key, follows_load(seen.service), pages))
+
+    def _spoken_for(self, pages: Pages) -> set[str]:
+        """Devices for which a service that was woken, and is still asked for, has no place yet."""
+        taken = set()
+        for key, known in self._known.items():
+            woken = {name for name, memory in known.memory.items() if memory.target} & known.woken
+            held, seen = pages.held(key), self._seen(key) if woken else None
+            if seen is None or not isinstance(held, Present) or held.low <= 0:
+                continue
+            places = [standing(seen.observed, seen.desired, name) for name in woken]
+            device = self._device(seen)
+            if device is not None and any(where is not None and has_no_place(where) for where in places):
+                taken.add(device)
+        return taken
+
+    @staticmethod
+    def _device(seen: Seen) -> str | None:
+        devices = {device_of(pool) for pool in seen.desired.pools} - {None}
+        return min((device for device in devices if device is not None), default=None)
 
     async def _tend(self) -> None:
         for key in sorted(self._tended):
@@ -355,19 +426,3 @@ def follows_load(service: JsonObject) -> Mapping[str, Asked]:
     if service["metadata"].get("deletionTimestamp") or (service.get("spec") or {}).get("suspend"):
         return {}
     return asked(service)
-
-
-def _held(key: Key, count: int, pages: Iterable[Mapping[str, Any]], now: float) -> Sample | None:
-    """Requests that routers hold for a service; None where there is no router that could."""
-    if not count:
-        return None
-    namespace, name = key
-    found = []
-    for page in pages:
-        try:
-            found.append(int(page["services"][f"{namespace}/{name}"]["held"]))
-        except (KeyError, TypeError, ValueError):
-            continue
-    if len(found) < count:
-        return Absent(f"{len(found)} of {count} routers say what they hold")
-    return exactly(float(sum(found)), now)

@@ -13,6 +13,11 @@ from paceline_operator.verdict import Verdict
 UNKNOWN = frozenset({"MetricsUnavailable", "NotMeasured"})
 """Reasons of a decision that is only to hold, since something is not known."""
 
+CONFLICT = "ScalerConflict"
+"""Reason where nothing is decided, since somebody else scales the same."""
+
+INACTIVE = UNKNOWN | {CONFLICT}
+
 
 def scaling_status(
     pool: str, decision: Decision, sources: Iterable[str], now: float, before: ScalingStatus | None
@@ -44,8 +49,11 @@ def scaling_active(pools: Mapping[str, ScalingStatus]) -> Verdict | None:
     """The condition; None where no pool follows load."""
     if not pools:
         return None
+    conflicts = [one for one in pools.values() if one.reason == CONFLICT]
     held = [one for one in pools.values() if one.reason in UNKNOWN]
-    told = "; ".join(f"pool {one.pool}: {one.desired}, {one.message}" for one in held or pools.values())
+    told = "; ".join(f"pool {one.pool}: {one.desired}, {one.message}" for one in conflicts or held or pools.values())
+    if conflicts:
+        return Verdict(ConditionStatus.FALSE, Reason.SCALER_CONFLICT, told)
     if held:
         return Verdict(ConditionStatus.FALSE, Reason.METRICS_UNAVAILABLE, told)
     return Verdict(ConditionStatus.TRUE, Reason.FOLLOWS_LOAD, told)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo
 
 Scope: TypeAlias = Mapping[str, Any]
 Evaluation: TypeAlias = Callable[[Scope], Any]
@@ -46,7 +48,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "endsWith": lambda text, suffix: text.endswith(suffix),
     "size": len,
     "format": lambda text, values: text.replace("%d", "%s") % tuple(values),
+    "getHours": lambda moment, zone: moment.astimezone(ZoneInfo(zone)).hour,
 }
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {"size": len, "timestamp": datetime.fromisoformat}
 
 _MACROS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "all": lambda items, holds: all(map(holds, items)),
@@ -233,10 +238,10 @@ class _Reader:
         return lambda scope: scope[text]
 
     def _call(self, function: str) -> Evaluation:
-        if function == "size":
-            operand = self._choice()
+        if function in _FUNCTIONS:
+            operand, made = self._choice(), _FUNCTIONS[function]
             self._need(")")
-            return lambda scope: len(operand(scope))
+            return lambda scope: made(operand(scope))
         if function != "has":
             raise CelError(f"the function {function} is not known here, in: {self._expression}")
         path = [self._name()]
