@@ -47,9 +47,11 @@ format: $(STAMP) ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(STAMP) ## write crds/*.yaml, the chart's copy and the page of metrics from the models
+crds: $(STAMP) ## write crds/*.yaml, the chart's copy, the page of metrics, alerts and boards
 	$(BIN)/python -m paceline_crds --write .
 	$(BIN)/python -m paceline_observability --write .
+	$(BIN)/python -m paceline_observability.alerts --write .
+	$(BIN)/python -m paceline_observability.dashboards --write .
 
 test-fast: $(STAMP) ## units only: no cluster, no model
 	$(PYTEST) -m "not cluster and not model and not long" tests
