@@ -48,7 +48,7 @@ async def _one(client: AioKubeClient, pod: JsonObject, direct: Replicas) -> Repo
     except KubeError as exc:
         if on_this_machine(client.server, (pod.get("status") or {}).get("podIP")):
             return (await direct.ask((metadata["namespace"], metadata["name"]), [pod]))[metadata["uid"]]
-        return Report(None, _why(exc))
+        return Report(None, why(exc))
 
 
 def on_this_machine(server: str, address: str | None) -> bool:
@@ -63,7 +63,8 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _why(error: KubeError) -> str:
+def why(error: KubeError) -> str:
+    """Why a replica could not be asked, in words."""
     if isinstance(error, Forbidden) and error.reason == "Forbidden":
         return "you may not use the pod proxy here (get on pods/proxy)"
     if isinstance(error, ApiError):

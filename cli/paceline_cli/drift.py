@@ -25,6 +25,7 @@ from paceline_operator.drift.compare import Drift, World, compare
 from paceline_operator.drift.world import world_of
 from paceline_operator.gather import RevisionReader, gather
 
+from .answers import Answers, ask_now, found_by_operator
 from .asking import ask
 from .connection import (
     GOOD,
@@ -49,16 +50,19 @@ KINDS = (INFERENCEREVISIONS, DEPLOYMENTS, CONFIGMAPS, PODS)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The comparison of one service; `why` says why there is none."""
+    """The comparison of one service; `why` says why there is none, `answers` what is known of its replicas' answers."""
 
     service: JsonObject
     drift: Drift | None
     why: str = ""
+    answers: Answers | None = None
 
     @property
     def code(self) -> int:
         """The exit code that it alone would make."""
         if self.drift is not None and self.drift.items:
+            return NO
+        if self.answers is not None and self.answers.wrong:
             return NO
         known = self.drift is not None and not self.drift.unknown and (self.drift.checked or not self.drift.running)
         return GOOD if known else NOT_KNOWN
@@ -67,6 +71,9 @@ class Found:
 def drift(
     name: Annotated[str | None, typer.Argument(help="InferenceService. Left out: all of the namespace.")] = None,
     all_namespaces: AllNamespacesOption = False,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Also ask each replica the fixed question of the output canary now.")
+    ] = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -74,14 +81,17 @@ def drift(
 ) -> None:
     """Compare what is recorded with Deployments, ConfigMaps, pods, and with what each ready replica says it runs with.
 
-    It looks now and by itself, so that it works without the operator too. Exit code 0 in sync, 1 drifted, 3 where a
-    replica does not say what it runs with.
+    It looks now and by itself, so that it works without the operator too; of the replicas' answers it tells what the
+    operator found last, unless it is to ask (two short requests to each replica). Exit code 0 in sync, 1 drifted or
+    answered otherwise, 3 where a replica does not say what it runs with.
 
     Examples:
 
       paceline drift
 
       paceline drift chat -n demo
+
+      paceline drift chat --answers
 
       paceline drift -A -o json
     """
@@ -94,7 +104,7 @@ def drift(
         for kind in KINDS:
             listed = client.list(kind, None if all_namespaces else chosen, selector)
             children[kind] = _by_service((await patiently(listed, kind.plural)).items)
-        found = await look(client, objects, children)
+        found = await look(client, objects, children, answers)
         if output is Output.JSON:
             typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
         else:
@@ -108,22 +118,29 @@ def drift(
 Children = dict[Resource, dict[tuple[str, str], list[JsonObject]]]
 
 
-async def look(client: AioKubeClient, objects: Iterable[JsonObject], children: Children) -> list[Found]:
-    """Compare services; the ready replicas of all of them are asked side by side."""
+async def look(
+    client: AioKubeClient, objects: Iterable[JsonObject], children: Children, answers: bool = False
+) -> list[Found]:
+    """Compare services; the ready replicas of all of them are asked side by side. `answers`: for these too."""
     worlds = [(obj, _world(obj, children)) for obj in objects]
     ready = [pod for _, world in worlds if isinstance(world, World) for pod in world.pods if is_ready(pod)]
     reports = await ask(client, ready)
-    return [
+    found = [
         Found(obj, None, world) if isinstance(world, str) else Found(obj, compare(replace(world, reports=reports)))
         for obj, world in worlds
     ]
+    said = [
+        await ask_now(client, world, children[INFERENCEREVISIONS].get(_key(obj), []))
+        if answers and isinstance(world, World)
+        else found_by_operator(obj)
+        for obj, world in worlds
+    ]
+    return [replace(one, answers=answer) for one, answer in zip(found, said, strict=True)]
 
 
 def _world(obj: JsonObject, children: Children) -> World | str:
     """What is compared: against the revision that the operator has stored for the spec. Words where there is none."""
-    metadata = obj["metadata"]
-    key = (metadata["namespace"], derived_name(metadata["name"]))
-    revisions, deployments, config_maps, pods = (children[kind].get(key, []) for kind in KINDS)
+    revisions, deployments, config_maps, pods = (children[kind].get(_key(obj), []) for kind in KINDS)
     observed = gather(
         obj,
         read=RevisionReader(),
@@ -142,6 +159,10 @@ def _world(obj: JsonObject, children: Children) -> World | str:
     return world_of(observed, asked_for.pools, deployments, config_maps, pods)
 
 
+def _key(obj: JsonObject) -> tuple[str, str]:
+    return obj["metadata"]["namespace"], derived_name(obj["metadata"]["name"])
+
+
 def _by_service(objects: Iterable[JsonObject]) -> dict[tuple[str, str], list[JsonObject]]:
     found: dict[tuple[str, str], list[JsonObject]] = defaultdict(list)
     for obj in objects:
@@ -153,13 +174,15 @@ def _by_service(objects: Iterable[JsonObject]) -> dict[tuple[str, str], list[Jso
 def _text(found: Sequence[Found]) -> str:
     rows = [["SERVICE", "OBJECT", "FIELD", "RECORDED", "ACTUAL"]]
     for one in found:
-        items = one.drift.items if one.drift is not None else ()
+        items = (*(one.drift.items if one.drift is not None else ()), *(one.answers.items if one.answers else ()))
         rows += [[name_of(one.service), i.subject, i.field, i.desired, i.actual] for i in items]
     lines = [columns(rows), ""] if len(rows) > 1 else []
     for one in found:
         lines.append(f"{name_of(one.service)}: {_verdict(one)}")
         if behind(one.service):
             lines.append("  the operator has not seen the latest change of the spec yet")
+        if one.answers is not None:
+            lines.append(f"  answers: {one.answers.message}")
         unknown = one.drift.unknown if one.drift is not None else {}
         lines += [f"  not known: {pod} ({why})" for pod, why in sorted(unknown.items())]
     return "\n".join(lines)
@@ -193,4 +216,15 @@ def _as_json(one: Found) -> dict[str, Any]:
         if found is None
         else [{"object": i.subject, "field": i.field, "recorded": i.desired, "actual": i.actual} for i in found.items],
         "unknown": {} if found is None else dict(found.unknown),
+        "answers": None
+        if one.answers is None
+        else {
+            "agree": {"True": True, "False": False}.get(one.answers.status),
+            "reason": one.answers.reason,
+            "message": one.answers.message,
+            "items": [
+                {"object": i.subject, "field": i.field, "recorded": i.desired, "actual": i.actual}
+                for i in one.answers.items
+            ],
+        },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from paceline_kube import JsonObject
 from paceline_operator.drift.asking import ask
@@ -40,21 +41,20 @@ class Asker:
                 return "it is too busy, or on its way out"
             if answer.status != 200:
                 return f"it answered {answer.status}"
-            return reading_of(answer.body)
+            return reading_of(json.loads(answer.body))
         except TimeoutError:
             return f"it did not answer within {self._timeout:g} s"
         except (OSError, ValueError) as exc:
             return str(exc) or type(exc).__name__
 
 
-def reading_of(body: bytes) -> Reading:
-    """Read what a replica said.
+def reading_of(said: Any) -> Reading:
+    """Read the body of what a replica said.
 
     Raises:
         ValueError: it is of another form.
     """
     try:
-        said = json.loads(body)
         prompt, cold, warm, text = (said[name] for name in ("prompt", "cold", "warm", "text"))
         cached = int(said["cachedTokens"])
     except (KeyError, TypeError, ValueError) as exc:
