@@ -13,7 +13,7 @@ every_metric = pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: m
 
 
 def test_every_component_has_its_part_and_the_parts_are_the_whole() -> None:
-    parts = (metrics.RUNTIME, metrics.ROUTER, metrics.OPERATOR)
+    parts = (metrics.RUNTIME, metrics.ROUTER, metrics.OPERATOR, metrics.RECORDER)
     assert all(parts)
     assert sum(parts, ()) == CATALOGUE
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import operator, router, runtime
+from . import operator, recorder, router, runtime
 from .metric import *  # noqa: F403
 from .metric import Metric as Metric
 from .operator import *  # noqa: F403
+from .recorder import *  # noqa: F403
 from .router import *  # noqa: F403
 from .runtime import *  # noqa: F403
 
@@ -25,5 +26,6 @@ def _of(module: object) -> tuple[Metric, ...]:
 RUNTIME: Final = _of(runtime)
 ROUTER: Final = _of(router)
 OPERATOR: Final = _of(operator)
+RECORDER: Final = _of(recorder)
 
-CATALOGUE: Final = RUNTIME + ROUTER + OPERATOR
+CATALOGUE: Final = RUNTIME + ROUTER + OPERATOR + RECORDER

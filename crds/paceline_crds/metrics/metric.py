@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
-Component = Literal["runtime", "router", "operator"]
+Component = Literal["runtime", "router", "operator", "recorder"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from paceline_crds.metrics import Metric as Metric
 BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in CATALOGUE}
 
 TARGET_LABELS: Final = ("job", "instance", "component")
-"""What scraping adds to every series; `component` is `operator`, `router`, or absent for replicas."""
+"""What scraping adds to every series; `component` is `operator`, `router`, `recorder`, or absent for replicas."""
 
 _SUFFIXES: Final = ("_bucket", "_sum", "_count")
 

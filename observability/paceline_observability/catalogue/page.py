@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline_crds.metrics import OPERATOR, ROUTER, RUNTIME, SCRAPE_LABELS
+from paceline_crds.metrics import OPERATOR, RECORDER, ROUTER, RUNTIME, SCRAPE_LABELS
 from paceline_crds.names import OPERATOR_METRICS_PORT, REPLICA_PORT, REPLICA_PORT_NAME, ROUTER_ADMIN_PORT
 
 _REPLICAS = (
@@ -17,7 +17,13 @@ _ROUTER = (
 _OPERATOR = (
     f"Port {OPERATOR_METRICS_PORT}. `process_*` (Linux only) and `python_info` are of the operator's own process."
 )
-_SECTIONS = (("Replicas", _REPLICAS, RUNTIME), ("Router", _ROUTER, ROUTER), ("Operator", _OPERATOR, OPERATOR))
+_RECORDER = "Only where copies of requests are recorded. The port of its API, 8082."
+_SECTIONS = (
+    ("Replicas", _REPLICAS, RUNTIME),
+    ("Router", _ROUTER, ROUTER),
+    ("Operator", _OPERATOR, OPERATOR),
+    ("Recorder", _RECORDER, RECORDER),
+)
 
 
 def markdown() -> str:
