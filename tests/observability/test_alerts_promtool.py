@@ -371,13 +371,13 @@ def drift(items: str, pod: str = "operator-0") -> dict[str, str]:
     return {f'paceline_drift_items{{{CHAT}, pod="{pod}"}}': items}
 
 
-DRIFT = {"PacelineDrift": [CHAT]}
+DRIFT = {"PacelineDrift": [f'{CHAT}, how="values"']}
 
 
 def test_drift_that_stays_fires_and_clears() -> None:
     series = WELL | drift("0x20 3x80 0x200")
     firing(series, {"5m": {}, "14m": {}, "17m": DRIFT, "24m": DRIFT, "33m": {}})
-    labels = {"namespace": "demo", "service": "chat", "severity": "warning"}
+    labels = {"namespace": "demo", "service": "chat", "severity": "warning", "how": "values"}
     told(series, "20m", "PacelineDrift", labels, "demo/chat: 3 values are not as its revision has them")
 
 
@@ -393,6 +393,24 @@ def test_a_service_not_looked_at_or_deleted_has_no_drift() -> None:
 def test_a_new_leader_takes_the_drift_over_and_two_count_once() -> None:
     series = WELL | drift("3x60 stale") | drift("_x61 3x200", "operator-1")
     firing(series, {"14m": DRIFT, "16m": DRIFT, "30m": DRIFT})
+
+
+def answers(result: str, replicas: str) -> dict[str, str]:
+    return {f'paceline_output_canary_replicas{{{CHAT}, result="{result}", pod="operator-0"}}': replicas}
+
+
+def test_replicas_that_answer_otherwise_than_before_fire_and_clear() -> None:
+    series = WELL | answers("cache", "0x20 1x60 0x200") | answers("model", "0x20 1x60 0x200")
+    series |= answers("agrees", "2x20 0x60 2x200")
+    firing(series, {"5m": {}, "16m": {"PacelineDrift": [f'{CHAT}, how="answers"']}, "29m": {}})
+    labels = {"namespace": "demo", "service": "chat", "severity": "warning", "how": "answers"}
+    words = "demo/chat: 2 replicas answer the fixed question otherwise than before"
+    told(series, "18m", "PacelineDrift", labels, words)
+
+
+def test_answers_that_agree_or_are_not_known_are_no_drift() -> None:
+    firing(WELL | answers("agrees", "2x200") | answers("unknown", "1x200"), {"30m": {}})
+    firing(WELL | answers("cache", "1x80 stale"), {"19m": {"PacelineDrift": [f'{CHAT}, how="answers"']}, "28m": {}})
 
 
 # --- PacelineReplicaFailing

@@ -227,14 +227,35 @@ def _prefix_hits_dropped(w: Windows) -> Alert:
 
 
 def _drift(w: Windows) -> Alert:
-    """Only the leader looks, so the highest of the operators counts. `for` is longer than a repair takes."""
+    """Values that differ from the record, or answers that differ from the other replicas' and from before.
+
+    Only the leader looks, so the highest of the operators counts. `for` is longer than a repair takes.
+    """
     return Alert(
         name="PacelineDrift",
-        expr="max by (namespace, service) (paceline_drift_items) > 0",
+        expr=_expr("""
+            label_replace(
+              max by (namespace, service) (paceline_drift_items) > 0,
+              "how", "values", "", ""
+            )
+            or
+            label_replace(
+              sum by (namespace, service) (
+                max by (namespace, service, result) (
+                  paceline_output_canary_replicas{result=~"tokenizer|model|cache"}
+                )
+              ) > 0,
+              "how", "answers", "", ""
+            )
+        """),
         severity="warning",
         waits=w("10m"),
         keeps=w("5m"),
-        summary=f'{_WHERE}: {{{{ printf "%.0f" $value }}}} values are not as its revision has them',
+        summary=(
+            f'{_WHERE}: {{{{ printf "%.0f" $value }}}} '
+            '{{ if eq $labels.how "answers" }}replicas answer the fixed question otherwise than before'
+            "{{ else }}values are not as its revision has them{{ end }}"
+        ),
     )
 
 
