@@ -17,6 +17,7 @@ import typer
 import uvloop
 
 from paceline_autoscaler.prometheus import Access
+from paceline_crds import logs
 from paceline_crds.names import ENV_BIND_HOST, OPERATOR_HEALTH_PORT, OPERATOR_METRICS_PORT
 from paceline_kube import connect, own_namespace
 
@@ -162,9 +163,10 @@ async def _run(kubeconfig: Path | None, settings: Settings, options: Options) ->
 def _set_up_logging(level: str) -> None:
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         _refuse(f"log level {level!r}: use DEBUG, INFO, WARNING or ERROR")
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    try:
+        logs.set_up(logging.getLevelNamesMapping()[level.upper()], component="operator")
+    except ValueError as exc:
+        _refuse(str(exc))
     # Kopf tells every event it hands on, and that it leaves signals to us; neither is news.
     logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line per probe

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from paceline_crds.logs import decision
 from paceline_kube import EVENTS, JsonObject, KubeClient, KubeError, NotFound
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,9 @@ class EventRecorder:
         self.counters = Counters()
 
     def event(self, about: JsonObject, *, type: str, reason: str, message: str) -> None:
-        """Tell something about an object. Never raises for the API server's sake, and never waits."""
+        """Tell something about an object, as an Event and in the log. Never raises for the API server's sake, and
+        never waits.
+        """
         metadata = about["metadata"]
         now = self._wall()
         words = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 1] + "…"
@@ -112,6 +115,7 @@ class EventRecorder:
         record = records.get(series)
         if record is None:
             records[series] = _Record(_reference(about), now, now)
+            _say(about, type, reason, message)
         else:
             record.count += 1
             record.last = now
@@ -198,6 +202,15 @@ class EventRecorder:
             return False
         bucket.tokens -= 1
         return True
+
+
+def _say(about: JsonObject, type: str, reason: str, message: str) -> None:
+    """One line in the log, where it can be read after Events have run out."""
+    metadata = about["metadata"]
+    revision = (about.get("status") or {}).get("currentRevision")
+    service = f"{metadata.get('namespace') or 'default'}/{metadata['name']}"
+    level = logging.WARNING if type == "Warning" else logging.INFO
+    log.log(level, "%s: %s", service, message, extra=decision(revision=revision, service=service, reason=reason))
 
 
 def _reference(about: JsonObject) -> JsonObject:

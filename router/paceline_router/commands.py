@@ -159,10 +159,14 @@ def route(
 
 
 def set_up_logging(level: int) -> None:
-    """Log to standard error: sentences, and a line of JSON for each slow request."""
+    """Log to standard error; a slow request is a line of JSON in any case."""
+    from paceline_crds import logs
     from paceline_router.report import slowlog
 
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        logs.set_up(level, component="router", quote=False)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
     slowlog.to_stderr()
 
 

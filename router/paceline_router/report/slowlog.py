@@ -58,18 +58,18 @@ def fields(exchange: Finished) -> dict[str, Any]:
     gaps = tokens / max(1, exchange.choices) - 1.0 if tokens is not None else 0.0
     trace = exchange.traceparent.split(b"-") if exchange.traceparent else []
     found: dict[str, Any] = {
+        "revision": exchange.revision or None,
+        "service": exchange.service,
+        "pool": exchange.pool or None,
         "event": "slow_request",
         "request_id": exchange.request_id.decode("latin-1"),
         "trace_id": trace[1].decode("latin-1") if len(trace) > 1 else None,
-        "service": exchange.service,
         "path": exchange.path.decode("latin-1"),
         "outcome": exchange.outcome,
         "status": exchange.status or None,
         "tenant": None if exchange.tenant_label == NONE else exchange.tenant_label,
         "shape": SHAPE_LABELS[exchange.shape] if exchange.shape >= 0 else None,
         "prompt_version": exchange.prompt_version or None,
-        "pool": exchange.pool or None,
-        "revision": exchange.revision or None,
         "replica": exchange.replica or None,
         "reason": exchange.reason() or None,
         "attempts": exchange.attempts,

@@ -142,7 +142,9 @@ class UpstreamConnection(asyncio.Protocol):
                 exchange.on_data(data)
         except (HeadError, ChunkError) as exc:
             if exc.found:
-                log.warning("replica %s: its answer is malformed: %s: %r", self.backend.replica.name, exc, exc.found)
+                # What is found in a body may be somebody's answer; heads are the replica's own.
+                found = repr(exc.found) if isinstance(exc, HeadError) else f"{len(exc.found)} bytes"
+                log.warning("replica %s: its answer is malformed: %s: %s", self.backend.replica.name, exc, found)
             self._break(exchange, f"its answer is malformed: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,6 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
+from paceline_crds import logs
+from paceline_crds.names import ENV_POOL_HASH
 from paceline_runtime import garbage
 from paceline_runtime.config import StartupError, load_file
 from paceline_runtime.messages import Fatal, ProtocolError
@@ -34,11 +36,8 @@ def main() -> int:
     parser.add_argument("--config", required=True, type=Path, help="config file with every parameter resolved")
     parser.add_argument("--trace", type=Path, help="file that each step is written to, for chrome://tracing")
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=os.environ.get("PACELINE_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s core %(message)s",
-        stream=sys.stderr,
-    )
+    level = logging.getLevelNamesMapping()[os.environ.get("PACELINE_LOG_LEVEL", "INFO").upper()]
+    logs.set_up(level, component="core", identity={"revision": os.environ.get(ENV_POOL_HASH, "")})
     _follow_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

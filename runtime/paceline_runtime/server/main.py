@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from paceline_crds import logs
+from paceline_crds.conditions import EXIT_CONFIG
+from paceline_crds.names import ENV_POOL_HASH
 from paceline_runtime.config import ConfigError, StartupError, load_file, resolve
 
 from .lifecycle import bind, run
@@ -39,9 +42,13 @@ def main(
         flags: engine parameters from the command line; `None` where they were not given.
         trace: where the engine shall write what each step did.
     """
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s server %(message)s", stream=sys.stderr
-    )
+    revision = os.environ.get(ENV_POOL_HASH, "")
+    level = logging.getLevelNamesMapping()[log_level.upper()]
+    try:
+        logs.set_up(level, component="server", identity={"revision": revision}, quote=False)
+    except ValueError as error:
+        say_last_words(str(error))
+        return EXIT_CONFIG
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     _allow_many_connections()
     options = ServerOptions(

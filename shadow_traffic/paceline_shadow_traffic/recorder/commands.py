@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline_crds import names
+from paceline_crds import logs, names
 
 PORT = 8082
 FILE = "comparisons.sqlite"
@@ -64,7 +64,10 @@ def record(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter("write debug, info, warning or error", param_hint="--log-level")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        logs.set_up(level, component="recorder", quote=False)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
     if not data.is_dir():
         raise typer.BadParameter(f"there is no folder {data}; make it, or name another one", param_hint="--data")
     limits = Limits(max_megabytes * MIB, max_days * 86400.0, keep_texts_hours * 3600.0)
