@@ -48,6 +48,16 @@ class WeightType(enum.StrEnum):
     BFLOAT16 = "BFloat16"
 
 
+class KVQuantization(enum.StrEnum):
+    """How keys and values are kept in the KV cache; in 8 bits each head of a token has a float32 scale of its own."""
+
+    NONE = "None"
+    """In the type of the activations: bfloat16 on a GPU, float32 on a CPU."""
+    FP8 = "FP8"
+    """e4m3."""
+    INT8 = "INT8"
+
+
 class Isolation(enum.StrEnum):
     """Who may find whose cached prompts."""
 
@@ -103,6 +113,9 @@ class RuntimeParameters(Model):
     kv_disk_memory: Annotated[
         str, Field(pattern=SIZE_PATTERN, description="Disk for KV blocks that left host memory; 0 keeps none.")
     ] = "0"
+    kv_cache_quantization: Annotated[
+        KVQuantization, Field(description="How keys and values are kept in the KV cache.")
+    ] = KVQuantization.NONE
     dtype: Annotated[WeightType, Field(description="Type in which weights are held.")] = WeightType.AUTO
     prefill_min_chunk_tokens: Annotated[
         int,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline_crds.runtime_config import (
     ADDED_LATER,
     Isolation,
+    KVQuantization,
     ModelIdentity,
     Origin,
     PressurePolicy,
@@ -76,6 +77,7 @@ def test_a_parameter_that_a_release_adds_changes_no_hash_until_it_is_used() -> N
         "eviction_watermark_percent": 90,
         "kv_host_memory": "1Gi",
         "kv_disk_memory": "1Gi",
+        "kv_cache_quantization": KVQuantization.FP8,
         "dtype": WeightType.BFLOAT16,
         "prefill_min_chunk_tokens": 64,
         "max_step_share_percent": 100,

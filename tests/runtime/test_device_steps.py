@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline_crds.runtime_config import KVQuantization
 from paceline_runtime.config import resolve
 from paceline_runtime.engine.llm import LLMEngine
 from paceline_runtime.messages import SamplingParams
@@ -30,12 +31,20 @@ def checkpoint(tiny_model_dir: Path) -> Checkpoint:
     return SafetensorsCheckpoint(locate(tiny_model_dir.as_uri()))
 
 
-def make(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, *, captured: bool, most: int = 6) -> TorchLlama:
+def make(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    *,
+    captured: bool,
+    most: int = 6,
+    kept: torch.dtype | None = None,
+) -> TorchLlama:
     model = TorchLlama(
         checkpoint,
         device=CPU,
         dtype=dtype,
         weight_dtype=dtype,
+        kv_dtype=kept or dtype,
         block_size=BLOCK,
         max_position=128,
         graphs=no_graphs if captured else None,
@@ -142,14 +151,42 @@ def test_the_next_step_may_be_prepared_before_the_last_one_has_come_back(checkpo
     assert [model.launch_greedy(step)() for step in prepared] == wanted
 
 
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_a_step_goes_on_with_tokens_that_only_the_device_knows(checkpoint: Checkpoint, captured: bool) -> None:
+    prompts = prompts_and_blocks(3)
+    wanted = generate(make(checkpoint, captured=captured), prompts)
+    model = make(checkpoint, captured=captured)
+    prompt = model.prepare([SequenceInput(ids, 0, blocks, 1) for ids, blocks in prompts])
+    made = [[token] for token, _ in model.launch_greedy(prompt)()]
+    order, rows = [0, 1, 2], [0, 1, 2]
+    for nth in range(1, COUNT):
+        # In another order each time, and in the end without the first.
+        before, order = order, sorted(order, key=lambda i: (i * nth + nth) % 3)
+        order = [i for i in order if i or nth < 6]
+        rows = [before.index(i) for i in order]
+        seqs = [SequenceInput([0], len(prompts[i][0]) + nth - 1, prompts[i][1], 1) for i in order]
+        step = model.prepare(seqs, rows)
+        for i, (token, _) in zip(order, model.launch_greedy(step)(), strict=True):
+            made[i].append(token)
+    assert made == [wanted[0][:6], *wanted[1:]]
+
+
+def test_a_step_cannot_go_on_with_tokens_that_nobody_made(checkpoint: Checkpoint) -> None:
+    model = make(checkpoint, captured=False)
+    model.forward(model.prepare([SequenceInput([5, 6], 0, [0], 1)]))
+    with pytest.raises(RuntimeError, match="made none"):
+        model.launch_greedy(model.prepare([SequenceInput([0], 2, [0], 1)], [0]))
+
+
 def test_a_step_larger_than_any_expected_is_run_too(checkpoint: Checkpoint) -> None:
     model = make(checkpoint, captured=True, most=1)
     prompts = prompts_and_blocks(5)
     assert generate(model, prompts) == generate(make(checkpoint, captured=False), prompts)
 
 
+@pytest.mark.parametrize("kept", ["None", "INT8", "FP8"])
 def test_the_engine_makes_the_same_tokens_with_captured_decodes(
-    tiny_model_dir: Path, run_engine: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: Path, run_engine: Any, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
     requests = {
         str(i): (ids, SamplingParams(max_tokens=9, ignore_eos=True, temperature=temperature, seed=i))
@@ -160,6 +197,7 @@ def test_the_engine_makes_the_same_tokens_with_captured_decodes(
     for captured in (None, False, True):
         monkeypatch.setenv("PACELINE_NATIVE", "1" if captured is None else "0")
         flags = {"max_model_len": 128, "kv_cache_memory": "1Mi", "max_batched_tokens": 64, "max_num_seqs": 4}
+        flags["kv_cache_quantization"] = KVQuantization(kept)
         engine = LLMEngine(resolve(source=tiny_model_dir.as_uri(), flags=flags, environ={}))
         if captured:
             model = engine._runner.model

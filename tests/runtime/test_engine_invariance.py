@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline_crds.runtime_config import KVQuantization
 from paceline_runtime.config import resolve
 from paceline_runtime.engine.llm import LLMEngine
 from paceline_runtime.messages import AddRequest, FinishReason, SamplingParams, TokenOutput
@@ -74,8 +75,12 @@ def collect(outputs: list[TokenOutput]) -> Story:
 
 @pytest.fixture(scope="module")
 def alone(tiny_model_dir: Path) -> dict[str, Story]:
+    return run_alone(tiny_model_dir)
+
+
+def run_alone(folder: Path, **flags: Any) -> dict[str, Story]:
     """Each request by itself, in an engine that reuses nothing; each of several answers as the engine numbers it."""
-    engine = make_engine(tiny_model_dir, prefix_caching=False)
+    engine = make_engine(folder, prefix_caching=False, **flags)
     stories: dict[str, Story] = {}
     for name in REQUESTS:
         outputs: dict[str, list[TokenOutput]] = {}
@@ -110,9 +115,36 @@ CUTS = st.fixed_dictionaries(
 def test_an_answer_is_the_same_however_it_came_about(
     tiny_model_dir: Path, alone: dict[str, Story], flags: dict[str, Any], seed: int
 ) -> None:
+    check_cut(tiny_model_dir, alone, flags, seed)
+
+
+@pytest.fixture(scope="module")
+def alone_in_8_bits(tiny_model_dir: Path) -> dict[KVQuantization, dict[str, Story]]:
+    kinds = (KVQuantization.INT8, KVQuantization.FP8)
+    return {kind: run_alone(tiny_model_dir, kv_cache_quantization=kind) for kind in kinds}
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from((KVQuantization.INT8, KVQuantization.FP8)), flags=CUTS, seed=st.integers(0, 2**32))
+def test_an_answer_over_an_8_bit_cache_is_the_same_however_it_came_about(
+    tiny_model_dir: Path,
+    alone: dict[str, Story],
+    alone_in_8_bits: dict[KVQuantization, dict[str, Story]],
+    kind: KVQuantization,
+    flags: dict[str, Any],
+    seed: int,
+) -> None:
+    assert alone_in_8_bits[kind] != alone, "no number was rounded"
+    # 160 bytes a token instead of 512.
+    flags["kv_cache_memory"] = {"132Ki": "42Ki", "256Ki": "80Ki"}.get(flags["kv_cache_memory"], "2Mi")
+    check_cut(tiny_model_dir, alone_in_8_bits[kind], {**flags, "kv_cache_quantization": kind}, seed)
+
+
+def check_cut(folder: Path, alone: dict[str, Story], flags: dict[str, Any], seed: int) -> None:
+    """All requests at random times, some of them aborted: what is left is told as it is when alone."""
     flags["max_num_seqs"] = min(flags["max_num_seqs"], flags["max_batched_tokens"])
     flags["prefill_chunk_tokens"] = min(flags["prefill_chunk_tokens"], flags["max_batched_tokens"])
-    engine = make_engine(tiny_model_dir, **flags)
+    engine = make_engine(folder, **flags)
     dice = random.Random(seed)
     names = list(REQUESTS)
     dice.shuffle(names)

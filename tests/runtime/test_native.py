@@ -58,13 +58,19 @@ def make_spec(**options: Any) -> ModelSpec:
 
 
 def make_runner(
-    spec: ModelSpec, *, block_size: int = 16, blocks: int = BLOCKS, weight_dtype: torch.dtype = torch.float32
+    spec: ModelSpec,
+    *,
+    block_size: int = 16,
+    blocks: int = BLOCKS,
+    weight_dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
     runner = ModelRunner(
         RandomCheckpoint(spec),
         device=torch.device("cpu"),
         dtype=torch.float32,
         weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
         block_size=block_size,
         max_model_len=spec.max_position,
     )
@@ -163,22 +169,73 @@ def test_logits_are_those_of_the_reference(
         torch.testing.assert_close(got, want, rtol=1e-5, atol=closeness * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_row_has_the_same_bits_whatever_is_computed_with_it(
-    isa: str, threads: None, count: int, weight_dtype: torch.dtype
+EIGHT_BITS = pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+
+
+@EIGHT_BITS
+@pytest.mark.parametrize("shape", ["plain", "heads-of-8-one-shared", "heads-of-64-by-three", "heads-of-80"])
+def test_an_8_bit_cache_has_the_codes_and_scales_of_the_reference(
+    isa: str, monkeypatch: pytest.MonkeyPatch, shape: str, kept: torch.dtype
 ) -> None:
+    spec, length, blocks = make_spec(**SHAPES[shape]), 70, [5, 2, 9, 7, 1]
+    native = make_runner(spec, kv_dtype=kept)
+    torch_runner = reference(spec, monkeypatch, kv_dtype=kept)
+    step = [SequenceInput([(7 * i) % spec.vocab_size for i in range(length)], 0, blocks, 1)]
+    # Of all layers but the first the inputs differ by what a code that was rounded the other way made of them.
+    got, want = rows(native, step), rows(torch_runner, step)
+    torch.testing.assert_close(got, want, rtol=0, atol=0.02 * float(want.abs().max()))
+    key, value, *scales = native.kv_cache[0]
+    # [blocks, heads, head_dim, block_size] or [blocks, heads, block_size, head_dim] → [tokens, heads, head_dim].
+    found = (key.permute(0, 3, 1, 2), value.permute(0, 2, 1, 3), *(scale.permute(0, 2, 1) for scale in scales))
+    codes: list[torch.Tensor] = []
+    for ours, theirs in zip(found, torch_runner.kv_cache[0], strict=True):
+        a, b = (t[blocks].flatten(0, 1)[:length].contiguous() for t in (ours, theirs))
+        if a.dtype == torch.float32:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
+        else:
+            codes.append((a != b).flatten())
+            numbers = [t.view(kept).float() for t in (a, b)]
+            step_size = numbers[1].abs() / 8 + 2.0**-9 if kept is torch.float8_e4m3fn else torch.tensor(1.0)
+            assert ((numbers[0] - numbers[1]).abs() <= step_size).all()
+    assert torch.cat(codes).float().mean() < 1e-3
+
+
+@EIGHT_BITS
+def test_a_number_that_is_none_shows_through_an_8_bit_cache(isa: str, kept: torch.dtype) -> None:
+    runner = make_runner(make_spec(), kv_dtype=kept)
+    rows(runner, [SequenceInput([5, 6, 7], 0, [3], 0)])
+    for place in (2, 3):
+        assert torch.isfinite(rows(runner, [SequenceInput([8], 3, [3], 1)])).all()
+        good = runner.kv_cache[0][place][3, 0, 1].clone()
+        runner.kv_cache[0][place][3, 0, 1] = float("nan")
+        assert rows(runner, [SequenceInput([8], 3, [3], 1)]).isnan().all()
+        runner.kv_cache[0][place][3, 0, 1] = good
+
+
+KINDS: dict[str, dict[str, torch.dtype]] = {
+    "f32": {},
+    "bf16": {"weight_dtype": torch.bfloat16},
+    "int8 cache": {"kv_dtype": torch.int8},
+    "fp8 cache": {"kv_dtype": torch.float8_e4m3fn},
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [*((count, kind) for count in (1, 2, 4) for kind in ("f32", "bf16")), (2, "int8 cache"), (2, "fp8 cache")],
+)
+def test_a_row_has_the_same_bits_whatever_is_computed_with_it(isa: str, threads: None, count: int, kind: str) -> None:
     source = random.Random(3)
     spec = make_spec(
         hidden_size=90,
         intermediate_size=1100,
-        head_dim=48 if weight_dtype is torch.float32 else 40,
+        head_dim=40 if kind == "bf16" else 48,
         num_attention_heads=6,
         num_key_value_heads=2,
         vocab_size=301,
     )
     torch.set_num_threads(1)
-    runner = make_runner(spec, blocks=128, weight_dtype=weight_dtype)
+    runner = make_runner(spec, blocks=128, **KINDS[kind])
     lengths = [1, 2, 17, 140, 300, 33, 64, 5, 129, 80]
     prompts = [[source.randrange(spec.vocab_size) for _ in range(length)] for length in lengths]
     table = scattered(lengths, 16, 128)
@@ -189,7 +246,8 @@ def test_a_row_has_the_same_bits_whatever_is_computed_with_it(
     ]
     torch.set_num_threads(count)
     for _ in range(6):
-        runner.kv_cache[0][0].fill_(float("nan"))  # nothing may be read before it is written
+        for part in runner.kv_cache[0]:  # nothing may be read before it is written
+            part.fill_(float("nan") if part.is_floating_point() else 0x7F)
         done = [0] * len(prompts)
         got: list[list[torch.Tensor]] = [[] for _ in prompts]
         while any(at < len(prompt) for at, prompt in zip(done, prompts, strict=True)):

@@ -133,15 +133,13 @@ class Aside:
         return run
 
 
-@pytest.mark.parametrize("way", ["logits", "greedy", "draws"])
-@pytest.mark.parametrize("decode", [False, True], ids=["prompts", "captured decodes"])
-def test_a_step_asks_for_no_number_until_it_is_waited_for(tiny_model_dir: Path, way: str, decode: bool) -> None:
-    cpu = torch.device("cpu")
+def captured_model(folder: Path, kept: torch.dtype) -> TorchLlama:
     model = TorchLlama(
-        SafetensorsCheckpoint(locate(tiny_model_dir.as_uri())),
-        device=cpu,
+        SafetensorsCheckpoint(locate(folder.as_uri())),
+        device=torch.device("cpu"),
         dtype=torch.float32,
         weight_dtype=torch.float32,
+        kv_dtype=kept,
         block_size=8,
         max_position=64,
         graphs=no_graphs,
@@ -149,6 +147,16 @@ def test_a_step_asks_for_no_number_until_it_is_waited_for(tiny_model_dir: Path, 
     model.allocate_cache(8)
     model.reserve(LargestSteps(32, 32, 3, 64))
     model.capture(model.sizes_to_capture(3))
+    return model
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("way", ["logits", "greedy", "draws"])
+@pytest.mark.parametrize("decode", [False, True], ids=["prompts", "captured decodes"])
+def test_a_step_asks_for_no_number_until_it_is_waited_for(
+    tiny_model_dir: Path, way: str, decode: bool, kept: torch.dtype
+) -> None:
+    model = captured_model(tiny_model_dir, kept)
     watch = Watch()
     aside: Any = Aside(model._kernels, watch)
     model._kernels = model._model._kernels = aside
@@ -170,6 +178,19 @@ def test_a_step_asks_for_no_number_until_it_is_waited_for(tiny_model_dir: Path, 
         assert watch.found == []
     if way != "logits":
         assert len(result()) == 2
+
+
+def test_a_step_with_the_tokens_of_the_one_before_waits_for_neither(tiny_model_dir: Path) -> None:
+    model = captured_model(tiny_model_dir, torch.float32)
+    watch = Watch()
+    aside: Any = Aside(model._kernels, watch)
+    model._kernels = model._model._kernels = aside
+    with watch:
+        first = model.launch_greedy(model.prepare([SequenceInput([5], 2, [place], 1) for place in range(2)]))
+        step = model.prepare([SequenceInput([0], 3, [place], 1) for place in (1, 0)], [1, 0])
+        second = model.launch_greedy(step)
+        assert watch.found == []
+    assert len(first()) == len(second()) == 2
 
 
 def test_the_watch_sees_what_waits() -> None:

@@ -1,4 +1,7 @@
-"""How fast the attention kernels are: decode against the device's copy, prompts against PyTorch's own attention."""
+"""How fast the attention kernels are: decode against the device's copy, prompts against PyTorch's own attention.
+
+Over 8-bit caches, too: there the same time is fewer bytes, and what counts is the time beside the plain cache's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline_runtime.kernels.interface import AttentionOptions, KVCache, select
+from paceline_runtime.kernels.interface import SCALE_BYTES, AttentionOptions, KVCache, select
 from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
 
 from .record import Record
@@ -17,6 +20,8 @@ from .timing import copy_bandwidth, seconds_of
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 DECODES = ((256, 1024), (64, 4096), (8, 32768), (1, 131072))
 """Sequences and context: about a gigabyte of cache each, many times what a device's own caches hold."""
+NARROW = (torch.float8_e4m3fn, torch.int8)
+"""Types of 8-bit caches; at the second size of decodes and the first of prompts."""
 PROMPTS = ((4096, 4096), (8192, 8192), (2048, 16384))
 """New tokens of a sequence, and its tokens after them."""
 
@@ -31,20 +36,32 @@ def run(record: Record) -> None:
             record.note("decode attention was cut short: no time")
             break
         _decode(record, device, seqs, context, copied)
+        for kept in NARROW if (seqs, context) in DECODES[1:2] or not record.measuring else ():
+            _decode(record, device, seqs, context, copied, kept)
     for new, length in PROMPTS if record.measuring else ((20, 40),):
         if record.left < 3:
             record.note("prompt attention was cut short: no time")
             break
         _prompt(record, device, new, length)
+        for kept in NARROW if (new, length) == PROMPTS[0] or not record.measuring else ():
+            _narrow_prompt(record, device, new, length, kept)
 
 
-def _decode(record: Record, device: torch.device, seqs: int, context: int, copied: float) -> None:
-    plan, cache, query = _step(device, [1] * seqs, [context] * seqs)
+def _decode(
+    record: Record,
+    device: torch.device,
+    seqs: int,
+    context: int,
+    copied: float,
+    kept: torch.dtype = torch.bfloat16,
+) -> None:
+    plan, cache, query = _step(device, [1] * seqs, [context] * seqs, kept)
     out, kernels, options = torch.empty_like(query), select(device), AttentionOptions.plain(HEAD_DIM)
     seconds = seconds_of(lambda: kernels.decode_attention(query, cache, plan, options, out), device)
-    # Keys and values; the copy, too, is counted by what moves.
-    read = 2 * seqs * context * KV_HEADS * HEAD_DIM * query.element_size() / seconds
-    params: dict[str, Any] = {"seqs": seqs, "context": context, "splits": plan.num_splits, "dtype": "bfloat16"}
+    # Keys and values, with their scales; the copy, too, is counted by what moves.
+    read = 2 * seqs * context * KV_HEADS * (HEAD_DIM * kept.itemsize + SCALE_BYTES * cache.quantised) / seconds
+    params: dict[str, Any] = {"seqs": seqs, "context": context, "splits": plan.num_splits, "cache": _name(kept)}
+    record.figure("decode_attention", seconds * 1e6, "us", **params)
     record.figure("decode_bandwidth", read / 1e9, "GB/s", **params)
     record.figure("decode_bandwidth_of_copy", 100 * read / copied, "%", **params)
 
@@ -70,14 +87,46 @@ def _prompt(record: Record, device: torch.device, new: int, length: int) -> None
     theirs = seconds_of(sdpa, device)
     error = float((out.float() - sdpa()[0].transpose(0, 1).float()).abs().max())
     record.check(f"attention of {new} of {length} tokens", error < 0.05, f"differs from PyTorch's by {error:.1e}")
-    # Two products over what each new token sees.
-    operations = 4 * HEADS * HEAD_DIM * new * (length - new + (new + 1) / 2)
     for system, seconds in (("paceline", ours), ("torch-sdpa", theirs)):
-        rate = operations / seconds / 1e12
-        record.figure("prompt_attention", rate, "TFLOP/s", system=system, new=new, length=length, dtype="bfloat16")
+        rate = _operations(new, length) / seconds / 1e12
+        record.figure("prompt_attention", rate, "TFLOP/s", system=system, new=new, length=length, cache="bfloat16")
 
 
-def _step(device: torch.device, new: list[int], lengths: list[int]) -> tuple[AttentionPlan, KVCache, torch.Tensor]:
+def _narrow_prompt(record: Record, device: torch.device, new: int, length: int, kept: torch.dtype) -> None:
+    plan, cache, query = _step(device, [new], [length], kept)
+    out, kernels, options = torch.empty_like(query), select(device), AttentionOptions.plain(HEAD_DIM)
+    seconds = seconds_of(lambda: kernels.varlen_attention(query, cache, plan, options, out), device)
+    record.figure(
+        "prompt_attention",
+        _operations(new, length) / seconds / 1e12,
+        "TFLOP/s",
+        new=new,
+        length=length,
+        cache=_name(kept),
+    )
+
+
+def _operations(new: int, length: int) -> float:
+    """Two products over what each new token sees."""
+    return 4 * HEADS * HEAD_DIM * new * (length - new + (new + 1) / 2)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cache(kept: torch.dtype, shape: tuple[int, ...], device: torch.device) -> KVCache:
+    """Random keys and values, with scales for each token and head where they are kept in 8 bits."""
+    if kept is torch.bfloat16:
+        return KVCache(*(torch.randn(shape, device=device, dtype=kept) for _ in range(2)))
+    # Codes below 0x70 are numbers in both types, and none is the largest.
+    codes = (torch.randint(0, 0x70, shape, device=device, dtype=torch.uint8).view(kept) for _ in range(2))
+    return KVCache(*codes, *(torch.full(shape[:3], 0.01, device=device) for _ in range(2)))
+
+
+def _step(
+    device: torch.device, new: list[int], lengths: list[int], kept: torch.dtype = torch.bfloat16
+) -> tuple[AttentionPlan, KVCache, torch.Tensor]:
     """A step over a cache whose blocks lie anywhere."""
     torch.manual_seed(0)
     blocks = [-(-length // BLOCK) for length in lengths]
@@ -86,7 +135,7 @@ def _step(device: torch.device, new: list[int], lengths: list[int]) -> tuple[Att
     for row, (end, count) in enumerate(zip(np.cumsum(blocks), blocks, strict=True)):
         table[row, :count] = order[end - count : end]
     shape = (sum(blocks), BLOCK, KV_HEADS, HEAD_DIM)
-    cache = KVCache(*(torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2)))
+    cache = _cache(kept, shape, device)
     query = torch.randn((sum(new), HEADS, HEAD_DIM), device=device, dtype=torch.bfloat16)
     seq_lens, query_lens = np.array(lengths, dtype=np.int32), np.array(new, dtype=np.int32)
     starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)

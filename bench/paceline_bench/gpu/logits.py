@@ -23,24 +23,43 @@ EXACT = 1e-4
 """Error of float32 as a share of the logits' size: sums in another order."""
 
 
+KEPT = (torch.int8, torch.float8_e4m3fn)
+"""Types of 8-bit caches."""
+
+
 def run(record: Record) -> None:
-    """Errors of bf16, fp16 and float32 logits, as root mean squares over that of the logits."""
+    """Root mean square errors of logits in each type, and in bfloat16 over 8-bit caches, over that of the logits."""
     device = torch.device("cuda" if record.measuring else "cpu")
     ids = [(7 * i * i + 3 * i) % (SMALL["vocab_size"] - 3) + 3 for i in range(TOKENS)]
     with tempfile.TemporaryDirectory() as folder:
         model = write_small(Path(folder))
         exact = _theirs(model, ids, torch.float32, torch.device("cpu"))
         size = exact.square().mean().sqrt()
+
+        def error_of(rows: torch.Tensor) -> float:
+            return float((rows - exact[-len(rows) :]).square().mean().sqrt() / size)
+
+        def judge(how: str, error: float, allowed: float, beside: str, **params: str) -> None:
+            words = f"error {error:.1e} of the logits' size, {allowed:.1e} is allowed; {beside}"
+            record.check(f"logits {' over '.join(params.values())} as {how}", error <= allowed, words)
+            record.figure("logits_error", error, "share", how=how, **params)
+
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             name = str(dtype).removeprefix("torch.")
-            theirs = float((_theirs(model, ids, dtype, device) - exact).square().mean().sqrt() / size)
+            theirs = error_of(_theirs(model, ids, dtype, device))
             allowed = EXACT if dtype is torch.float32 else ALLOWED * theirs
             for how, rows in _ours(model, ids, dtype, device).items():
-                error = float((rows - exact[-len(rows) :]).square().mean().sqrt() / size)
-                words = f"error {error:.1e} of the logits' size, {allowed:.1e} is allowed; transformers {theirs:.1e}"
-                record.check(f"logits {name} as {how}", error <= allowed, words)
-                record.figure("logits_error", error, "share", dtype=name, how=how)
+                judge(how, error_of(rows), allowed, f"transformers {theirs:.1e}", dtype=name)
             record.figure("logits_error", theirs, "share", system="transformers", dtype=name, how="prompt")
+            if dtype is not torch.bfloat16:
+                continue
+            for kept in KEPT:
+                cache = str(kept).removeprefix("torch.")
+                # What the rounding of keys and values alone makes of them.
+                rounding = error_of(_ours(model, ids, torch.float32, torch.device("cpu"), kept)["prompt"])
+                for how, rows in _ours(model, ids, dtype, device, kept).items():
+                    allowed = ALLOWED * (theirs + rounding)
+                    judge(how, error_of(rows), allowed, f"float32 on a CPU {rounding:.1e}", dtype=name, cache=cache)
 
 
 @torch.inference_mode()
@@ -52,10 +71,17 @@ def _theirs(model: Path, ids: list[int], dtype: torch.dtype, device: torch.devic
     return logits
 
 
-def _ours(model: Path, ids: list[int], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+def _ours(
+    model: Path, ids: list[int], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """Logits of all tokens as one prompt, and of the last ones as decodes after it."""
     runner = ModelRunner(
-        open_checkpoint(locate(model.as_uri())), device=device, dtype=dtype, block_size=16, max_model_len=256
+        open_checkpoint(locate(model.as_uri())),
+        device=device,
+        dtype=dtype,
+        kv_dtype=kept,
+        block_size=16,
+        max_model_len=256,
     )
     runner.allocate_cache(32)
     largest = LargestSteps(max_batched_tokens=256, chunk_tokens=256, max_num_seqs=2, max_model_len=256)

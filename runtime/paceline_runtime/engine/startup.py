@@ -11,11 +11,12 @@ import torch
 
 from paceline_crds.runtime_config import Origin, RuntimeConfig, RuntimeParameters, WeightType
 from paceline_runtime.config import ConfigError
+from paceline_runtime.kernels.interface import QUANTISED, SCALE_BYTES
 from paceline_runtime.messages import EffectiveValue, ModelFacts, Ready
 from paceline_runtime.model.checkpoint import digest, open_checkpoint
 from paceline_runtime.model.device.memory import LargestSteps, MemoryProfile
 from paceline_runtime.model.kv_mover import KVMover
-from paceline_runtime.model.runner import ModelRunner, pick_device
+from paceline_runtime.model.runner import ModelRunner, kv_type, pick_device
 from paceline_runtime.model.source import ModelFiles, locate
 from paceline_runtime.model.spec import ModelSpec
 from paceline_runtime.model.torch_llama import check_heads_for
@@ -60,7 +61,8 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
     config = fit_model_length(config, spec.max_position)
     device, dtype = pick_device(config.parameters.dtype)
     check_heads_for(spec, device)
-    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    kv_dtype = kv_type(config.parameters.kv_cache_quantization, dtype)
+    bytes_per_token = spec.kv_bytes_per_token(kv_dtype.itemsize, SCALE_BYTES if kv_dtype in QUANTISED else 0)
     config, num_blocks = fit_cache(config, bytes_per_token)
     parameters = config.parameters
     # What cannot work is refused by now: a failure further on waits for the whole file to be read.
@@ -72,6 +74,7 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
             device=device,
             dtype=dtype,
             weight_dtype=_weight_type(parameters.dtype, dtype),
+            kv_dtype=kv_dtype,
             block_size=parameters.block_size,
             max_model_len=parameters.max_model_len,
         )
@@ -93,7 +96,7 @@ def start(config: RuntimeConfig, *, max_waiting: int | None = None) -> Parts:
         num_blocks,
         parameters.block_size,
         prefix_caching=parameters.prefix_caching,
-        seed=hash_seed(model_digest, parameters.block_size, _name(runner.dtype)),
+        seed=hash_seed(model_digest, parameters.block_size, _kept_as(runner)),
         watermark_percent=parameters.eviction_watermark_percent,
         tiers=tiers,
     )
@@ -124,6 +127,12 @@ def _weight_type(asked: WeightType, activations: torch.dtype) -> torch.dtype:
             return torch.bfloat16
         case WeightType.AUTO:
             return activations
+
+
+def _kept_as(runner: ModelRunner) -> str:
+    """The types that a block's content depends on."""
+    kept = _name(runner.dtype)
+    return kept if runner.kv_dtype is runner.dtype else f"{_name(runner.kv_dtype)} of {kept}"
 
 
 def _take_memory(
@@ -179,6 +188,7 @@ def _effective(
     found: dict[str, int | str] = {
         "numBlocks": num_blocks,
         "kvBytesPerBlock": bytes_per_block,
+        "kvCacheDtype": _name(runner.kv_dtype),
         "reserveBlocks": limits.reserve_blocks,
         "kernels": runner.kernels,
     }

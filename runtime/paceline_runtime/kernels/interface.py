@@ -20,6 +20,11 @@ FP8_MAX = 448.0
 """Largest finite number of e4m3 (OCP 8-bit floating point, 2023): 1.75 × 2⁸."""
 INT8_MAX = 127.0
 
+QUANTISED = (torch.float8_e4m3fn, torch.int8)
+"""Types of a cache in 8 bits."""
+SCALE_BYTES = 4
+"""Of a scale (float32)."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -66,7 +71,7 @@ class KVCache:
     @property
     def quantised(self) -> bool:
         """Kept in 8 bits."""
-        return self.key.dtype in (torch.float8_e4m3fn, torch.int8)
+        return self.key.dtype in QUANTISED
 
     @property
     def scaled_by_token(self) -> bool:

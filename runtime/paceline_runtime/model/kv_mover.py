@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from paceline_runtime.engine.batch import BlockCopy
 from paceline_runtime.engine.tiers import Memory, MoveReport, Transfer
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Key and value cache of each layer; the first dimension is the block's number."""
+KVCache = Sequence[tuple[torch.Tensor, ...]]
+"""What each layer keeps of a block: keys and values, and scales if it has any; the first dimension is its number."""
 
 Rows = NDArray[np.uint8]
 """Whole blocks as bytes, [blocks, block_bytes]."""
@@ -28,7 +28,7 @@ BLOCKS_AT_ONCE = 64
 
 
 class KVMover:
-    """Executes transfers and copies over a KV cache. A block is one row of bytes: keys and values, layer by layer.
+    """Executes transfers and copies over a KV cache. A block is one row of bytes: all that is kept of it, by layer.
 
     Each place remembers the hash of what was stored there, and nothing is handed out under another.
 
@@ -45,7 +45,7 @@ class KVMover:
     def __init__(
         self, kv_cache: KVCache, *, host_blocks: int = 0, disk_blocks: int = 0, folder: Path | None = None
     ) -> None:
-        self._tensors = [tensor for pair in kv_cache for tensor in pair]
+        self._tensors = [tensor for layer in kv_cache for tensor in layer]
         self._widths = [tensor[0].numel() * tensor.itemsize for tensor in self._tensors]
         self._device = self._tensors[0].device
         self._on_cpu = self._device.type == "cpu"

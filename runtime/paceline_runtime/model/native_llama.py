@@ -8,10 +8,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from math import prod
 
 import torch
 
-from paceline_runtime.native.library import BF16, F32, Library, Shape, Step
+from paceline_runtime.native.library import BF16, F32, KEPT_E4M3, KEPT_F32, KEPT_INT8, Cache, Library, Shape, Step
 
 from . import weight_cache
 from .checkpoint import Checkpoint, digest
@@ -29,6 +30,7 @@ _WRONG = {
     5: "a block is outside the cache",
 }
 _NO_MEMORY = 6
+_KEPT = {torch.float32: KEPT_F32, torch.int8: KEPT_INT8, torch.float8_e4m3fn: KEPT_E4M3}
 
 
 def unsupported(spec: ModelSpec, block_size: int) -> str | None:
@@ -38,6 +40,12 @@ def unsupported(spec: ModelSpec, block_size: int) -> str | None:
     if block_size % 8 or not 8 <= block_size <= 128:
         return f"the block size is {block_size}, no multiple of 8 from 8 to 128"
     return None
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    memory = allocate(prod(shape) * dtype.itemsize)
+    reserve(memory)
+    return memory.view(dtype).view(shape)
 
 
 def _weights(checkpoint: Checkpoint, layout: PackedLayout, library: Library) -> tuple[torch.Tensor, int]:
@@ -70,7 +78,10 @@ class NativeStep:
 
 
 class NativeLlama:
-    """Weights, rotary table and cache, all on the CPU; activations, sums and cache in float32.
+    """Weights, rotary table and cache, all on the CPU; activations and sums in float32.
+
+    Args:
+        kv_dtype: of the cache: float32, int8 or `float8_e4m3fn`.
 
     Attributes:
         mapped_bytes: of the weights, those that are pages of a file; the system counts them as memory that it could
@@ -83,11 +94,13 @@ class NativeLlama:
         library: Library,
         *,
         weight_dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         block_size: int,
         max_position: int,
     ) -> None:
         self.spec = spec = checkpoint.spec
-        self._library, self._block_size = library, block_size
+        self._library, self._block_size, self._kv_dtype = library, block_size, kv_dtype
+        self._cache: list[tuple[torch.Tensor, ...]] = []
         self._layout = layout = PackedLayout(spec, weight_dtype, library.lanes)
         self.num_parameters = layout.num_parameters
         self._memory, self.mapped_bytes = _weights(checkpoint, layout, library)
@@ -103,6 +116,7 @@ class NativeLlama:
             block_size=block_size,
             max_position=max_position,
             weights=BF16 if weight_dtype is torch.bfloat16 else F32,
+            kept=_KEPT[kv_dtype],
             eps=spec.rms_norm_eps,
         )
         self._model = library.functions.paceline_create(
@@ -113,30 +127,25 @@ class NativeLlama:
         )
         weakref.finalize(self, library.functions.paceline_destroy, self._model)
 
-    def allocate_cache(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def allocate_cache(self, num_blocks: int) -> list[tuple[torch.Tensor, ...]]:
         """Keys [blocks, kv_heads, head_dim, block_size] and values [blocks, kv_heads, block_size, head_dim] by layer.
 
-        The cache stays float32 with bfloat16 weights, too: rounding it would change tokens that the weights do not.
+        In 8 bits as bytes, and with the scales of both [blocks, kv_heads, block_size], float32. With bfloat16 weights
+        the cache stays float32 unless it is asked for otherwise: rounding it would change tokens that the weights do
+        not.
         """
         spec, size = self.spec, self._block_size
-        elements = num_blocks * spec.num_kv_heads * spec.head_dim * size
-        memory = allocate(2 * spec.num_layers * elements * 4)
-        reserve(memory)
-        halves = memory.view(torch.float32).view(spec.num_layers, 2, elements)
+        quantised = self._kv_dtype is not torch.float32
+        shape = (num_blocks, spec.num_kv_heads, spec.head_dim, size)
         self._cache = [
-            (
-                layer[0].view(num_blocks, spec.num_kv_heads, spec.head_dim, size),
-                layer[1].view(num_blocks, spec.num_kv_heads, size, spec.head_dim),
-            )
-            for layer in halves
+            (key.view(shape), value.view(num_blocks, spec.num_kv_heads, size, spec.head_dim))
+            for key, value in _zeros((spec.num_layers, 2, prod(shape)), torch.uint8 if quantised else torch.float32)
         ]
-        table = ctypes.c_void_p * spec.num_layers
-        self._library.functions.paceline_set_cache(
-            self._model,
-            table(*(key.data_ptr() for key, _ in self._cache)),
-            table(*(value.data_ptr() for _, value in self._cache)),
-            num_blocks,
-        )
+        if quantised:
+            scales = _zeros((spec.num_layers, 2, num_blocks, spec.num_kv_heads, size), torch.float32)
+            self._cache = [(*layer, *own) for layer, own in zip(self._cache, scales, strict=True)]
+        layers = [Cache(*(tensor.data_ptr() for tensor in layer)) for layer in self._cache]
+        self._library.functions.paceline_set_cache(self._model, (Cache * len(layers))(*layers), num_blocks)
         return self._cache
 
     def prepare(self, seqs: Sequence[SequenceInput]) -> NativeStep:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from paceline_crds.runtime_config import WeightType
+from paceline_crds.runtime_config import KVQuantization, WeightType
 from paceline_runtime.native import NativeUnavailable, load
 
 from .checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from .sampling import Draws
 from .source import ModelInvalid
 from .torch_llama import TorchLlama, TorchStep
 
-__all__ = ["ModelRunner", "SequenceInput", "StepInput", "pick_device"]
+__all__ = ["ModelRunner", "SequenceInput", "StepInput", "kv_type", "pick_device"]
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,23 @@ def pick_device(asked: WeightType = WeightType.AUTO) -> tuple[torch.device, torc
     return torch.device("cpu"), torch.float32
 
 
+def kv_type(asked: KVQuantization, activations: torch.dtype) -> torch.dtype:
+    """In which type keys and values are kept."""
+    match asked:
+        case KVQuantization.NONE:
+            return activations
+        case KVQuantization.FP8:
+            return torch.float8_e4m3fn
+        case KVQuantization.INT8:
+            return torch.int8
+
+
 class ModelRunner:
     """The model with its cache. Not thread-safe.
 
     Args:
-        dtype: of activations and cache.
+        dtype: of activations.
+        kv_dtype: of the cache: int8 or `float8_e4m3fn`; `dtype` where absent.
         weight_dtype: of the matrices; `dtype` where absent. On the CPU bfloat16 halves the memory of the weights, and
             nearly the time of small batches; sums stay float32.
         graphs: capture decode steps, where the device can.
@@ -49,8 +61,8 @@ class ModelRunner:
         kernels: what runs the network: `native-avx512bf16`, `native-avx512`, `native-avx2`, `torch` or, on a GPU,
             `triton`.
         overlaps: the device works beside the host: a launch returns before its work is done.
-        kv_cache: a (key, value) pair for each layer, contiguous, the block's number first; what is inside a block is
-            the kernels' own affair. Empty before `allocate_cache`.
+        kv_cache: keys and values of each layer, and scales where they are kept in 8 bits: contiguous, the block's
+            number first; what is inside a block is the kernels' own affair. Empty before `allocate_cache`.
     """
 
     def __init__(
@@ -62,12 +74,14 @@ class ModelRunner:
         block_size: int,
         max_model_len: int,
         weight_dtype: torch.dtype | None = None,
+        kv_dtype: torch.dtype | None = None,
         graphs: bool = True,
     ) -> None:
-        self.device, self.dtype, self.weight_dtype = device, dtype, weight_dtype or dtype
+        self.device, self.dtype = device, dtype
+        self.weight_dtype, self.kv_dtype = weight_dtype or dtype, kv_dtype or dtype
         self.overlaps = device.type == "cuda"
         self.block_size, self.num_blocks = block_size, 0
-        self.kv_cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kv_cache: list[tuple[torch.Tensor, ...]] = []
         self.model: NativeLlama | TorchLlama
         try:
             if device.type != "cpu" or dtype is not torch.float32:
@@ -84,6 +98,7 @@ class ModelRunner:
                 device=device,
                 dtype=dtype,
                 weight_dtype=self.weight_dtype,
+                kv_dtype=self.kv_dtype,
                 block_size=block_size,
                 max_position=max_model_len,
                 graphs=cuda_graphs if graphs and device.type == "cuda" else None,
@@ -94,6 +109,7 @@ class ModelRunner:
                 checkpoint,
                 library,
                 weight_dtype=self.weight_dtype,
+                kv_dtype=self.kv_dtype,
                 block_size=block_size,
                 max_position=max_model_len,
             )
@@ -119,6 +135,15 @@ class ModelRunner:
     def prepare(self, seqs: list[SequenceInput]) -> StepInput:
         """The input of one step of these sequences."""
         return self.model.prepare(seqs)
+
+    def prepare_next(self, seqs: list[SequenceInput], follows: list[int]) -> StepInput:
+        """The input of a step whose tokens the one launched just before it has yet to make; only where it `overlaps`.
+
+        Args:
+            seqs: with one new token each, whatever it says.
+            follows: of each, the row of logits that its token comes from. That step chooses its tokens itself.
+        """
+        return self.model.prepare(seqs, follows)  # type: ignore[call-arg]  # a model that overlaps takes it
 
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits [R, vocab] (float32): of each sequence in order, the rows of its last `num_logits` new tokens.

@@ -40,9 +40,13 @@ class ModelSpec:
         if self.num_heads % self.num_kv_heads:
             raise ModelInvalid(f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads")
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values of one token over all layers: 2 × layers × KV heads × head size × bytes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of keys and values of one token over all layers: 2 × layers × KV heads × (head size × bytes + scale).
+
+        Args:
+            scale_bytes: of the scale that each head of a token has in a quantised cache.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:

@@ -6,11 +6,12 @@ A step is prepared on the host, and then run: nothing in between waits for the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from paceline_runtime.kernels.interface import KVCache, select
+from paceline_runtime.kernels.interface import QUANTISED, KVCache, select
 from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
 from paceline_runtime.kernels.tiling import check_heads
 
@@ -20,7 +21,7 @@ from .device.buckets import bucket_sizes
 from .device.graphs import Capture, DecodeGraphs, Results, Run
 from .device.memory import LargestSteps
 from .device.readback import Awaited, read_back
-from .device.staging import Bundle, Staging, draw_bytes, step_bytes
+from .device.staging import Bundle, Staging, draw_bytes, row_bytes, step_bytes
 from .device.step_arrays import StepArrays, is_decode, step_arrays
 from .inputs import SequenceInput
 from .llama import LlamaModel
@@ -30,11 +31,19 @@ from .spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
+class _Rows:
+    bundle: Bundle
+    numbers: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TorchStep:
     """One step: its inputs, and where they will be on the device.
 
     Attributes:
         size: of the captured step that runs it; `None` if none does.
+        follows: of each sequence, the row of the step before whose token it goes on with; `None` where the tokens are
+            known.
         rows: of logits that are asked for; those of padded places come behind them.
     """
 
@@ -46,12 +55,14 @@ class TorchStep:
     plan: AttentionPlan
     size: int | None
     rows: int
+    follows: _Rows | None = None
 
 
 class TorchLlama:
-    """Weights and cache on one device; activations and cache in `dtype`.
+    """Weights and cache on one device; activations in `dtype`.
 
     Args:
+        kv_dtype: of the cache: `dtype`, int8 or `float8_e4m3fn`.
         graphs: how decode steps are captured; not at all where absent.
 
     Raises:
@@ -67,12 +78,13 @@ class TorchLlama:
         device: torch.device,
         dtype: torch.dtype,
         weight_dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         block_size: int,
         max_position: int,
         graphs: Callable[[], Capture] | None = None,
     ) -> None:
         self.spec = checkpoint.spec
-        self._device, self._dtype, self._block_size = device, dtype, block_size
+        self._device, self._kv_dtype, self._block_size = device, kv_dtype, block_size
         self._table_width = -(-max_position // block_size)
         self._shape, self._processors = _attention_shape(checkpoint, device, dtype)
         self._kernels = select(device)
@@ -86,7 +98,8 @@ class TorchLlama:
         )
         self.num_parameters = self._model.num_parameters
         self._cache: list[KVCache] = []
-        self._staging, self._draws_staging = Staging(device), Staging(device)
+        self._staging, self._draws_staging, self._rows_staging = (Staging(device) for _ in range(3))
+        self._made: torch.Tensor | None = None  # tokens of the last step's rows, on the device
         self._block_rows = BlockRows()
         self._graphs = DecodeGraphs(graphs) if graphs is not None else None
 
@@ -95,16 +108,26 @@ class TorchLlama:
         """Batch sizes of the decode steps that are captured."""
         return self._graphs.sizes if self._graphs is not None else ()
 
-    def allocate_cache(self, num_blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [blocks, block_size, kv_heads, head_dim] of each layer."""
+    def allocate_cache(self, num_blocks: int) -> list[tuple[torch.Tensor, ...]]:
+        """Keys and values [blocks, block_size, kv_heads, head_dim] of each layer.
+
+        In 8 bits as bytes, and with the scales of both [blocks, block_size, kv_heads], float32.
+        """
         shape = (num_blocks, self._block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        quantised = self._kv_dtype in QUANTISED
 
-        def zeros() -> torch.Tensor:
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             # Written, not merely reserved: memory that is not there should fail now, not under load.
-            return torch.empty(shape, dtype=self._dtype, device=self._device).zero_()
+            return torch.empty(shape, dtype=dtype, device=self._device).zero_()
 
-        self._cache = [KVCache(zeros(), zeros()) for _ in range(self.spec.num_layers)]
-        return [(cache.key, cache.value) for cache in self._cache]
+        kept: list[tuple[torch.Tensor, ...]] = []
+        for _ in range(self.spec.num_layers):
+            layer = [zeros(shape, torch.uint8 if quantised else self._kv_dtype) for _ in range(2)]
+            kept.append((*layer, *(zeros(shape[:3], torch.float32) for _ in range(2 if quantised else 0))))
+        self._cache = [
+            KVCache(key.view(self._kv_dtype), value.view(self._kv_dtype), *scales) for key, value, *scales in kept
+        ]
+        return kept
 
     def release_cache(self) -> None:
         """Let go of the cache, and of what was captured with it."""
@@ -117,6 +140,7 @@ class TorchLlama:
         seqs, tokens = largest.max_num_seqs, max(largest.max_batched_tokens, largest.max_num_seqs)
         self._staging.reserve(step_bytes(tokens=tokens, seqs=seqs, width=self._table_width, logits=tokens))
         self._draws_staging.reserve(draw_bytes(seqs))
+        self._rows_staging.reserve(row_bytes(seqs))
 
     def sizes_to_capture(self, max_num_seqs: int) -> tuple[int, ...]:
         """Batch sizes for which decode steps should be captured; none where nothing is."""
@@ -127,21 +151,33 @@ class TorchLlama:
         if self._graphs is not None:
             self._graphs.capture(sizes, self._begin_captured)
 
-    def prepare(self, seqs: Sequence[SequenceInput]) -> TorchStep:
-        """One step of these sequences. At most two may be prepared that were not run yet."""
+    def prepare(self, seqs: Sequence[SequenceInput], follows: Sequence[int] | None = None) -> TorchStep:
+        """One step of these sequences. At most two may be prepared that were not run yet.
+
+        Args:
+            follows: where the tokens are those that the step run just before it is to make: of each sequence, which has
+                one new token, the row of logits. That step was launched with `launch_greedy` or `launch_draws`.
+        """
         size = self._graphs.size_for(len(seqs)) if self._graphs is not None and is_decode(seqs) else None
-        return self._prepare(seqs, size)
+        step = self._prepare(seqs, size)
+        if follows is None:
+            return step
+        bundle = self._rows_staging.begin(row_bytes(len(seqs)))
+        return replace(step, follows=_Rows(bundle, bundle.put(np.array(follows, dtype=np.int64))))
 
     def forward(self, step: TorchStep) -> torch.Tensor:
         """Logits [R, vocab], float32, on the device; good until the next step."""
-        return self._run(step)[0][: step.rows]
+        logits, _ = self._run(step)
+        return logits[: step.rows]
 
     def launch_greedy(self, step: TorchStep) -> Callable[[], list[tuple[int, float]]]:
         """Begin a step; what comes back waits for it, and gives the highest of each row of logits and its token.
 
         Of equal ones the lowest token counts; NaN if any of the row is.
         """
-        return _pairs(read_back(self._run(step)[1]), step.rows)
+        _, best = self._run(step)
+        self._made = best[1]
+        return _pairs(read_back(best), step.rows)
 
     def launch_draws(self, step: TorchStep, draws: Draws) -> Callable[[], list[tuple[int, float]]]:
         """Begin a step; what comes back waits for it, and gives for each row of logits its token and the highest of it.
@@ -149,7 +185,9 @@ class TorchLlama:
         The logits are written over.
         """
         logits, best = self._run(step)
-        return _pairs(read_back(self._draw(logits[: step.rows], best[0, : step.rows], draws)), step.rows)
+        drawn = self._draw(logits[: step.rows], best[0, : step.rows], draws)
+        self._made = drawn[1]
+        return _pairs(read_back(drawn), step.rows)
 
     @torch.inference_mode()
     def _draw(self, logits: torch.Tensor, highest: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -163,10 +201,22 @@ class TorchLlama:
 
     @torch.inference_mode()
     def _run(self, step: TorchStep) -> Results:
+        step.bundle.send()
+        if step.follows is not None:
+            self._go_on(step.token_ids, step.follows)
+        self._made = None
         if step.size is not None and self._graphs is not None:
             return self._graphs.replay(step.size, step.bundle)
-        step.bundle.send()
         return self._compute(step)
+
+    def _go_on(self, token_ids: torch.Tensor, follows: _Rows) -> None:
+        """Put the tokens that the last step made where the next one reads its own."""
+        if self._made is None:
+            raise RuntimeError("a step goes on with tokens of one before it that made none")
+        follows.bundle.send()
+        # A row of logits that are no numbers may give any token; such a request ends, and its next step is nobody's.
+        tokens = self._made.index_select(0, follows.numbers).clamp(0, self.spec.vocab_size - 1)
+        token_ids[: len(tokens)].copy_(tokens)
 
     def _compute(self, step: TorchStep) -> Results:
         """Logits [R, vocab], and of each row the highest and its token as [2, R] float64, which holds both."""

@@ -10,6 +10,9 @@ from pathlib import Path
 F32, BF16 = 0, 1
 """Kinds of packed weights."""
 
+KEPT_F32, KEPT_INT8, KEPT_E4M3 = 0, 1, 2
+"""How keys and values are kept (`Kept` in src/kept.h)."""
+
 
 class Shape(ctypes.Structure):
     """Mirrors `Shape` in src/llama.h."""
@@ -19,8 +22,15 @@ class Shape(ctypes.Structure):
         ("block_size", c_int32),
         ("max_position", c_int32),
         ("weights", c_int32),
+        ("kept", c_int32),
         ("eps", c_float),
     )
+
+
+class Cache(ctypes.Structure):
+    """Mirrors `Cache` in src/kept.h: of one layer, with scales only where it is kept in 8 bits."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales"))
 
 
 class Step(ctypes.Structure):
@@ -61,7 +71,7 @@ def open_library(path: Path, isa: str) -> Library:
         ("paceline_pack", None, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32)),
         ("paceline_checksum", c_uint64, (c_void_p, c_size_t)),
         ("paceline_create", c_void_p, (POINTER(Shape), pointers, c_void_p, c_void_p)),
-        ("paceline_set_cache", None, (c_void_p, pointers, pointers, c_int32)),
+        ("paceline_set_cache", None, (c_void_p, POINTER(Cache), c_int32)),
         ("paceline_forward", c_int32, (c_void_p, POINTER(Step))),
         ("paceline_destroy", None, (c_void_p,)),
     ):

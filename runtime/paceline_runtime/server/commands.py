@@ -10,7 +10,7 @@ import typer
 
 from paceline_crds.names import ENV_BIND_HOST, REPLICA_PORT
 from paceline_crds.quantities import parse_duration, parse_size
-from paceline_crds.runtime_config import Isolation, PressurePolicy, QueuePolicy, WeightType
+from paceline_crds.runtime_config import Isolation, KVQuantization, PressurePolicy, QueuePolicy, WeightType
 
 ENV_LOG_LEVEL: Final = "PACELINE_LOG_LEVEL"
 
@@ -79,6 +79,9 @@ def serve(
     ] = None,
     kv_disk_memory: Annotated[
         str | None, typer.Option(help="Disk for blocks that host memory lets go.", show_default=False)
+    ] = None,
+    kv_cache_quantization: Annotated[
+        KVQuantization | None, typer.Option(help="Keep keys and values in 8 bits.", show_default=False)
     ] = None,
     dtype: Annotated[
         WeightType | None, typer.Option(help="Type in which weights are held.", show_default=False)
@@ -154,6 +157,7 @@ def serve(
         "eviction_watermark_percent": eviction_watermark_percent,
         "kv_host_memory": kv_host_memory,
         "kv_disk_memory": kv_disk_memory,
+        "kv_cache_quantization": kv_cache_quantization,
         "dtype": dtype,
         "prefill_min_chunk_tokens": prefill_min_chunk_tokens,
         "max_step_share_percent": max_step_share_percent,

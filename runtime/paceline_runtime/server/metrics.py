@@ -256,7 +256,7 @@ class Metrics:
             return "" if found is None else str(found.value)
 
         self._gauge(catalogue.RUNTIME_CACHE_CONFIG).labels(
-            name, known("blockSize"), known("numBlocks"), ready.dtype, known("prefixCaching")
+            name, known("blockSize"), known("numBlocks"), known("kvCacheDtype"), known("prefixCaching")
         ).set(1)
 
     def engine_stats(self, stats: EngineStats) -> None:

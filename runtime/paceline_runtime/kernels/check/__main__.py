@@ -23,6 +23,8 @@ def main() -> int:
     compile_.add_argument("--arch", type=int, choices=(80, 90), action="append", help="compute capability: 80 is 8.0")
     compile_.add_argument("--full", action="store_true", help="every form, not only a few")
     compile_.add_argument("--json", type=Path, help="write the table there")
+    for command in (parity, compile_):
+        command.add_argument("--keep", type=Path, help="write down there what is done; what is, is not done again")
     arguments = parser.parse_args()
     return _parity(arguments) if arguments.command == "parity" else _compile(arguments)
 
@@ -32,16 +34,28 @@ def _parity(arguments: argparse.Namespace) -> int:
         # Read when the kernels are imported.
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
+    import triton
 
     from paceline_runtime.kernels.check.cases import parity_cases
-    from paceline_runtime.kernels.check.parity import count, run, short, table
+    from paceline_runtime.kernels.check.parity import Outcome, Result, count, run, short, table
+    from paceline_runtime.kernels.check.progress import Progress, found_with
 
     torch.set_num_threads(1)
     cases = [c for c in parity_cases(full=arguments.full) if arguments.kernel is None or c.kernel in arguments.kernel]
     if not cases:
         print(f"no kernel is called {', '.join(arguments.kernel)}", file=sys.stderr)
         return 2
-    results = list(run(cases, torch.device(arguments.device)))
+    versions = {"triton": triton.__version__, "torch": torch.__version__, "device": arguments.device}
+    progress = Progress(arguments.keep, found_with(**versions))
+    names = {case: f"{case.kernel} {short(case.dtype)} {case.name}" for case in cases}
+    for result in run((case for case in cases if names[case] not in progress.found), torch.device(arguments.device)):
+        outcome = result.outcome
+        kept = {"error": outcome.error, "allowed": outcome.allowed, "seconds": result.seconds}
+        progress.add(names[result.case], kept)
+    results = [
+        Result(case, Outcome(found["error"], found["allowed"]), found["seconds"])
+        for case, found in ((case, progress.found[names[case]]) for case in cases)
+    ]
     print(table(count(results)))
     wrong = [result for result in results if not result.outcome.good]
     for result in wrong:
@@ -72,18 +86,30 @@ def _compile(arguments: argparse.Namespace) -> int:
     import torch
     import triton
 
-    from paceline_runtime.kernels.check.compile import HEADER, compile_all, line
-    from paceline_runtime.kernels.check.variants import compile_variants
+    from paceline_runtime.kernels.check.compile import HEADER, Compiled, compile_all, line
+    from paceline_runtime.kernels.check.progress import Progress, found_with
+    from paceline_runtime.kernels.check.variants import Variant, compile_variants
 
     torch.set_num_threads(1)
     print(f"Triton {triton.__version__}, torch {torch.__version__}", HEADER, sep="\n", flush=True)
-    seen: set[tuple[object, ...]] = set()
-    rows = []
-    for row in compile_all(compile_variants(full=arguments.full), arguments.arch or (80, 90)):
-        if (key := (row.kernel, row.variant, row.arch)) not in seen:
-            seen.add(key)
-            rows.append(row)
-            print(line(row), flush=True)
+    progress = Progress(arguments.keep, found_with(triton=triton.__version__))
+    rows: list[Compiled] = []
+    variants, archs = list(compile_variants(full=arguments.full)), arguments.arch or (80, 90)
+    done = {(arch, v.name): progress.found.get(f"{arch} {v.name}") for arch in archs for v in variants}
+    for kept in filter(None, done.values()):
+        rows += [Compiled(**row) for row in kept["kernels"]]
+        print("\n".join(map(line, rows[-len(kept["kernels"]) :])), flush=True)
+    seen = {key for key, kept in done.items() if kept is not None}
+
+    def known(arch: int, variant: Variant) -> bool:
+        # Some forms come in several series.
+        return (arch, variant.name) in seen
+
+    for made in compile_all(variants, archs, known):
+        seen.add((made[0].arch, made[0].variant))
+        progress.add(f"{made[0].arch} {made[0].variant}", {"kernels": [asdict(row) for row in made]})
+        rows += made
+        print("\n".join(map(line, made)), flush=True)
     too_large = [row for row in rows if not row.fits]
     for row in too_large:
         print(f"{row.kernel} ({row.variant}) takes {row.shared} bytes of shared memory, more than sm_{row.arch} has")

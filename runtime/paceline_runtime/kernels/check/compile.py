@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,16 @@ class Compiled:
         return min(_REGISTERS // (warp_registers * self.warps), by_memory, _WARPS // self.warps)
 
 
-def compile_all(variants: Iterable[Variant], archs: Iterable[int]) -> Iterator[Compiled]:
+def compile_all(
+    variants: Iterable[Variant], archs: Iterable[int], known: Callable[[int, Variant], bool]
+) -> Iterator[list[Compiled]]:
     """Compile every variant for every compute capability (80 for 8.0). Call from a process of its own.
+
+    Args:
+        known: leaves one out.
+
+    Returns:
+        The kernels of each variant.
 
     Raises:
         Exception: the compiler's own, for what does not compile.
@@ -87,9 +95,10 @@ def compile_all(variants: Iterable[Variant], archs: Iterable[int]) -> Iterator[C
             driver.set_active(_Absent(arch))
             target.converts_e4m3.cache_clear()
             for variant in chosen:
+                if known(arch, variant):
+                    continue
                 variant.launch()
-                for kernel, compiled, seconds in made:
-                    yield _describe(kernel, variant.name, arch, compiled, seconds)
+                yield [_describe(kernel, variant.name, arch, compiled, seconds) for kernel, compiled, seconds in made]
                 made.clear()
     finally:
         JITFunction.run = launch

@@ -97,10 +97,13 @@ class DecodeGraphs:
         self._sizes = tuple(sorted(sizes))
 
     def replay(self, size: int, bundle: Bundle) -> Results:
-        """Run the captured step on this bundle's inputs: its results, with rows for padded places at the end."""
+        """Run the captured step on this bundle's inputs, which were sent.
+
+        Returns:
+            Its results, with rows for padded places at the end.
+        """
         captured = self._captured[size]
         if bundle.nbytes != captured.nbytes:
             raise ValueError(f"a step of {size} places takes {captured.nbytes} bytes of inputs, not {bundle.nbytes}")
-        bundle.send()
         captured.replay()
         return captured.results

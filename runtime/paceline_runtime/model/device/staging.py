@@ -42,6 +42,11 @@ def draw_bytes(rows: int) -> int:
     return aligned(4 * rows) + 4 * aligned(8 * rows)
 
 
+def row_bytes(rows: int) -> int:
+    """What the numbers of so many rows take."""
+    return aligned(8 * rows)
+
+
 class _Slot:
     """Host memory of one step."""
 

@@ -1,7 +1,8 @@
 // Causal attention of a few query rows of one sequence over its blocks of the paged cache.
 //
 // Cache of a layer: keys [blocks, kv_heads, head_dim, block_size], values [blocks, kv_heads, block_size, head_dim]; so a
-// vector holds the keys of neighbouring tokens, and no sum across lanes is needed.
+// vector holds the keys of neighbouring tokens, and no sum across lanes is needed. Where they are kept in 8 bits, scores
+// are multiplied with the keys' scales and weights with the values', so that no number of the cache is by itself.
 //
 // The context is walked in stretches of about 128 tokens, counted from the sequence's first token. Each gives a softmax
 // of its own (maximum, sum, weighted values), which is merged into what the earlier ones gave (Milakov and Gimelshein
@@ -11,6 +12,7 @@
 #include <cmath>
 
 #include "gemm.h"
+#include "kept.h"
 
 constexpr int STRETCH = 128;     // tokens, rounded down to whole blocks; no block is longer
 constexpr int QUERY_ROWS = 48;   // rows of a tile, unless one token's heads are more
@@ -52,14 +54,14 @@ struct AttentionScratch {
   }
 };
 
-// sums[i][v] += a[i] * b[v] over k; b's rows are b_stride floats apart, its vectors given one by one.
-template <class S, int ROWS, int VECTORS>
-__attribute__((always_inline)) static inline void accumulate(typename S::Floats (&sums)[ROWS][VECTORS], const float* a, const float* const* b,
-                              int b_stride, int k) {
+// sums[i][v] += a[i] * b[v] over k; b's rows are b_stride numbers apart, its vectors given one by one.
+template <class S, Kept K, int ROWS, int VECTORS>
+__attribute__((always_inline)) static inline void accumulate(typename S::Floats (&sums)[ROWS][VECTORS], const float* a,
+                                                             const Number<K>* const* b, int b_stride, int k) {
   for (int j = 0; j < k; j++) {
     typename S::Floats y[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) y[v] = load<S>(b[v] + size_t(j) * b_stride);
+    for (int v = 0; v < VECTORS; v++) y[v] = widen<S, K>(b[v] + size_t(j) * b_stride);
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++) {
       const typename S::Floats x = splat<S>(a[i * STEP + j]);
@@ -70,33 +72,34 @@ __attribute__((always_inline)) static inline void accumulate(typename S::Floats 
 }
 
 // Scores of ROWS rows against VECTORS units (vectors of keys).
-template <class S, int ROWS, int VECTORS>
-static void score(const float* query, int stride, const float* const* keys, int block_size, int head_dim, float* scores,
-                  int unit) {
+template <class S, Kept K, int ROWS, int VECTORS>
+static void score(const float* query, int stride, const Number<K>* const* keys, const float* const* scales,
+                  int block_size, int head_dim, float* scores, int unit) {
   typename S::Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) sums[i][v] = typename S::Floats{};
-  const float* at[VECTORS];
+  const Number<K>* at[VECTORS];
   for (int v = 0; v < VECTORS; v++) at[v] = keys[v];
   for (int d = 0; d < head_dim; d += STEP, query += stride) {
     const int n = head_dim - d < STEP ? head_dim - d : STEP;
-    accumulate<S, ROWS, VECTORS>(sums, query, at, block_size, n);
+    accumulate<S, K, ROWS, VECTORS>(sums, query, at, block_size, n);
     for (int v = 0; v < VECTORS; v++) at[v] += size_t(n) * block_size;
   }
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) {
+      if constexpr (K != Kept::f32) sums[i][v] *= load<S>(scales[v]) * splat<S>(UNIT<K>);
       const int token = (unit + v) * S::lanes;
       store<S>(scores + size_t(token / STEP) * stride + i * STEP + token % STEP, sums[i][v]);
     }
 }
 
 // Weighted values of ROWS rows, VECTORS vectors of the head, over `tokens` tokens.
-template <class S, int ROWS, int VECTORS>
-static void weigh(const float* weights, int stride, const float* const* values, int dim, int head_dim, int tokens,
+template <class S, Kept K, int ROWS, int VECTORS>
+static void weigh(const float* weights, int stride, const Number<K>* const* values, int dim, int head_dim, int tokens,
                   float* out) {
   typename S::Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -104,11 +107,10 @@ static void weigh(const float* weights, int stride, const float* const* values, 
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) sums[i][v] = typename S::Floats{};
   for (int unit = 0, token = 0; token < tokens; unit++, token += S::lanes) {
-    const float* at[VECTORS];
+    const Number<K>* at[VECTORS];
     for (int v = 0; v < VECTORS; v++) at[v] = values[unit] + dim + v * S::lanes;
     const int n = tokens - token < S::lanes ? tokens - token : S::lanes;
-    accumulate<S, ROWS, VECTORS>(sums, weights + size_t(token / STEP) * stride + token % STEP, at, head_dim,
-                                 n);
+    accumulate<S, K, ROWS, VECTORS>(sums, weights + size_t(token / STEP) * stride + token % STEP, at, head_dim, n);
   }
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; i++)
@@ -187,6 +189,16 @@ __attribute__((noinline)) static void soften(float* scores, int stride, int unit
   total = sum<S>(sums);
 }
 
+// Weights of one row times the scales of the values.
+template <class S, Kept K>
+static void scale_weights(float* weights, int stride, int units, const float* const* scales) {
+  for (int u = 0; u < units; u++) {
+    const int token = u * S::lanes;
+    float* at = weights + size_t(token / STEP) * stride + token % STEP;
+    store<S>(at, load<S>(at) * (load<S>(scales[u]) * splat<S>(UNIT<K>)));
+  }
+}
+
 template <class S>
 __attribute__((noinline)) static void merge(float* out, const float* partial, int head_dim, float& top, float& total,
                                             float new_top, float new_total) {
@@ -203,10 +215,12 @@ __attribute__((noinline)) static void merge(float* out, const float* partial, in
 // Tokens `position` to `position + tokens` of a sequence, the `group` query heads of key-value head `head`.
 //
 // query and out point to the first token's first of these heads; their tokens are q_stride and out_stride floats apart.
-template <class S>
-static void attend(const CacheShape& shape, const float* keys, const float* values, const int32_t* blocks, int head,
-                   int group, int position, int tokens, const float* query, size_t q_stride, float* out,
-                   size_t out_stride, float* memory) {
+template <class S, Kept K>
+static void attend(const CacheShape& shape, const Cache& cache, const int32_t* blocks, int head, int group,
+                   int position, int tokens, const float* query, size_t q_stride, float* out, size_t out_stride,
+                   float* memory) {
+  const auto* keys = static_cast<const Number<K>*>(cache.keys);
+  const auto* values = static_cast<const Number<K>*>(cache.values);
   const int rows = tokens * group, dim = shape.head_dim, stride = rows * STEP;
   const int context = position + tokens, stretch = shape.stretch();
   AttentionScratch s(memory, rows, dim);
@@ -219,19 +233,25 @@ static void attend(const CacheShape& shape, const float* keys, const float* valu
   for (int start = 0; start < context; start += stretch) {
     const int length = context - start < stretch ? context - start : stretch;
     const int units = (length + S::lanes - 1) / S::lanes;
-    const float *key_of[STRETCH / S::lanes], *value_of[STRETCH / S::lanes];
+    const Number<K>*key_of[STRETCH / S::lanes], *value_of[STRETCH / S::lanes];
+    const float *key_scale[STRETCH / S::lanes], *value_scale[STRETCH / S::lanes];
     for (int u = 0; u < units; u++) {
       const int token = start + u * S::lanes, inside = token % shape.block_size;
       const size_t base = blocks[token / shape.block_size] * shape.per_block() + head * shape.per_head();
       key_of[u] = keys + base + inside;
       value_of[u] = values + base + size_t(inside) * dim;
+      if constexpr (K != Kept::f32) {
+        const size_t at = (size_t(blocks[token / shape.block_size]) * shape.kv_heads + head) * shape.block_size + inside;
+        key_scale[u] = cache.key_scales + at;
+        value_scale[u] = cache.value_scales + at;
+      }
     }
     for (int row = 0; row < rows; row += ATTENTION_ROWS)
       for (int u = 0; u < units; u += ATTENTION_VECTORS)
         with_tile(rows - row < ATTENTION_ROWS ? rows - row : ATTENTION_ROWS,
                   units - u < ATTENTION_VECTORS ? units - u : ATTENTION_VECTORS, [&](auto r, auto v) {
-                    score<S, r(), v()>(s.query + row * STEP, stride, key_of + u, shape.block_size, dim,
-                                       s.scores + row * STEP, u);
+                    score<S, K, r(), v()>(s.query + row * STEP, stride, key_of + u, key_scale + u, shape.block_size,
+                                          dim, s.scores + row * STEP, u);
                   });
     // A row sees nothing of a stretch that begins behind it; its weights are then zero and nothing is merged.
     float tops[rows], totals[rows];
@@ -239,6 +259,7 @@ static void attend(const CacheShape& shape, const float* keys, const float* valu
       const int limit = position + row / group + 1 - start;
       soften<S>(s.scores + row * STEP, stride, units, limit < 0 ? 0 : limit < length ? limit : length, tops[row],
                 totals[row]);
+      if constexpr (K != Kept::f32) scale_weights<S, K>(s.scores + row * STEP, stride, units, value_scale);
     }
     float* target = start == 0 ? s.out : s.partial;
     for (int row = 0; row < rows; row += ATTENTION_ROWS)
@@ -246,8 +267,8 @@ static void attend(const CacheShape& shape, const float* keys, const float* valu
         with_tile(rows - row < ATTENTION_ROWS ? rows - row : ATTENTION_ROWS,
                   dim - d < ATTENTION_VECTORS * S::lanes ? (dim - d) / S::lanes : ATTENTION_VECTORS,
                   [&](auto r, auto v) {
-                    weigh<S, r(), v()>(s.scores + row * STEP, stride, value_of, d, dim, length,
-                                       target + size_t(row) * dim);
+                    weigh<S, K, r(), v()>(s.scores + row * STEP, stride, value_of, d, dim, length,
+                                          target + size_t(row) * dim);
                   });
     for (int row = 0; row < rows; row++) {
       if (start == 0) {

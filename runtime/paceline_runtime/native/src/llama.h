@@ -20,8 +20,7 @@ struct Layer {
   const float* mlp_norm;
   Matrix gate_up;  // each panel holds LANES columns of gate, then the same columns of up
   Matrix down;
-  float* keys;
-  float* values;
+  Cache cache;
 };
 
 // Mirrors `Shape` in library.py.
@@ -29,6 +28,7 @@ struct Shape {
   int32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, block_size;
   int32_t max_position;
   Weights weights;
+  Kept kept;
   float eps;
 };
 
@@ -89,12 +89,9 @@ class Llama {
     embedding_ = weights[0];
   }
 
-  void set_cache(void* const* keys, void* const* values, int blocks) {
+  void set_cache(const Cache* of_layers, int blocks) {
     num_blocks_ = blocks;
-    for (size_t i = 0; i < layers_.size(); i++) {
-      layers_[i].keys = static_cast<float*>(keys[i]);
-      layers_[i].values = static_cast<float*>(values[i]);
-    }
+    for (size_t i = 0; i < layers_.size(); i++) layers_[i].cache = of_layers[i];
   }
 
   // 0, or which input is out of range, or NO_MEMORY; nothing is computed then.
@@ -349,22 +346,28 @@ class Llama {
     float* key = x + (shape_.heads + head) * dim;
     rotate(key, dim, cos, sin);
     const size_t block = s.blocks[s.block_start[seq] + position / size], inside = position % size;
-    const size_t base = (block * shape_.kv_heads + head) * dim * size;
-    float* to = layer.keys + base + inside;
-    for (int d = 0; d < dim; d++) to[size_t(d) * size] = key[d];
-    std::memcpy(layer.values + base + inside * dim, x + (shape_.heads + shape_.kv_heads + head) * dim, size_t(dim) * 4);
+    const size_t nth = block * shape_.kv_heads + head, base = nth * dim * size, at = nth * size + inside;
+    const float* value = x + (shape_.heads + shape_.kv_heads + head) * dim;
+    const Cache& cache = layer.cache;
+    with_kept(shape_.kept, [&](auto kept) {
+      using N = Number<kept()>;
+      keep<kept()>(key, dim, static_cast<N*>(cache.keys) + base + inside, size, cache.key_scales + at);
+      keep<kept()>(value, dim, static_cast<N*>(cache.values) + base + inside * dim, 1, cache.value_scales + at);
+    });
   }
 
   void attend_tile(const Step& s, const Layer& layer, const Tile& tile, int head, float* out, Worker& w) {
     const int group = shape_.heads / shape_.kv_heads, dim = shape_.head_dim;
-    const CacheShape cache{shape_.kv_heads, dim, shape_.block_size};
+    const CacheShape shape{shape_.kv_heads, dim, shape_.block_size};
     float* memory = w.attention.get();
     const float* query = qkv_.get() + size_t(tile.row) * qkv_stride_ + size_t(head) * group * dim;
     float* to = out + size_t(tile.out_row) * attended_stride_ + size_t(head) * group * dim;
     const int32_t* blocks = s.blocks + s.block_start[tile.seq];
     auto run = [&](auto simd) {
-      attend<decltype(simd)>(cache, layer.keys, layer.values, blocks, head, group, tile.position, tile.tokens, query,
-                             qkv_stride_, to, attended_stride_, memory);
+      with_kept(shape_.kept, [&](auto kept) {
+        attend<decltype(simd), kept()>(shape, layer.cache, blocks, head, group, tile.position, tile.tokens, query,
+                                       qkv_stride_, to, attended_stride_, memory);
+      });
     };
     if (dim % LANES == 0 && shape_.block_size % LANES == 0)
       run(Wide{});

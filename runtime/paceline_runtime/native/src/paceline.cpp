@@ -29,8 +29,8 @@ EXPORT void* paceline_create(const Shape* shape, const void* const* weights, con
   return new Llama(*shape, weights, cos, sin);
 }
 
-EXPORT void paceline_set_cache(void* model, void* const* keys, void* const* values, int32_t blocks) {
-  static_cast<Llama*>(model)->set_cache(keys, values, blocks);
+EXPORT void paceline_set_cache(void* model, const Cache* of_layers, int32_t blocks) {
+  static_cast<Llama*>(model)->set_cache(of_layers, blocks);
 }
 
 EXPORT int32_t paceline_forward(void* model, const Step* step) { return static_cast<Llama*>(model)->forward(*step); }
