@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from paceline_runtime.config import resolve
 from paceline_runtime.core.loop import CoreLoop
 from paceline_runtime.engine.llm import LLMEngine
+from paceline_runtime.engine.scheduler import MOST_FOLLOWING
 from paceline_runtime.messages import (
     Abort,
     AddRequest,
@@ -47,8 +48,10 @@ class LateDevice:
     def __init__(self, model: TorchLlama, story: Story) -> None:
         self._model, self._queue, self.story = model, list[Callable[[], None]](), story
 
-    def prepare(self, seqs: Sequence[SequenceInput]) -> TorchStep:
-        return self._model.prepare(seqs)
+    def prepare(self, seqs: Sequence[SequenceInput], follows: Sequence[int] | None = None) -> TorchStep:
+        if follows is not None:
+            self.story.append(("ahead", None))
+        return self._model.prepare(seqs, follows)
 
     def forward(self, step: TorchStep) -> torch.Tensor:
         self.story.append(("launch", None))
@@ -80,6 +83,10 @@ class LateDevice:
 
     def wait(self) -> None:
         self.story.append(("wait", None))
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """What is next on the device comes after all that it was given before."""
         for job in self._queue:
             job()
         self._queue.clear()
@@ -104,10 +111,22 @@ class Script:
             self._story.append(("send", [output.request_id for output in message.outputs]))
 
 
-def run(folder: Path, messages: dict[int, list[FrontMessage]], *, late: bool, **flags: Any) -> tuple[Script, Story]:
+def after(first: Callable[[], None], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def both(moves: Any) -> Any:
+        if moves:
+            first()
+        return then(moves)
+
+    return both
+
+
+def run(
+    folder: Path, messages: dict[int, list[FrontMessage]], *, late: bool, ahead: bool = False, **flags: Any
+) -> tuple[Script, Story]:
     """A core's whole life on the CPU, or on a late device."""
     defaults = {"max_model_len": 128, "kv_cache_memory": "132Ki", "max_batched_tokens": 64, "max_num_seqs": 6}
-    engine = LLMEngine(resolve(source=folder.as_uri(), flags={**defaults, **flags}, environ={}))
+    config = resolve(source=folder.as_uri(), flags={**defaults, **flags}, environ={})
+    engine = LLMEngine(config, schedule_ahead=ahead)
     story: Story = []
     runner, scheduler = engine._runner, engine.scheduler
     model = runner.model
@@ -118,6 +137,9 @@ def run(folder: Path, messages: dict[int, list[FrontMessage]], *, late: bool, **
         device: Any = LateDevice(model, story)
         runner.model, runner.overlaps = device, True
         runner.synchronize = device.wait  # type: ignore[method-assign]
+        mover: Any = engine._mover
+        for name in ("copy", "execute"):
+            setattr(mover, name, after(device.catch_up, getattr(mover, name)))
 
     schedule = scheduler.schedule
 
@@ -210,8 +232,106 @@ def test_tokens_stops_cancels_and_preemptions_are_those_of_a_host_that_waits(
     assert [what for kind, what in second if kind == "batch"] == [what for kind, what in first if kind == "batch"]
 
 
-def requests(count: int) -> dict[int, list[FrontMessage]]:
-    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+def told(sent: Sequence[CoreMessage]) -> dict[str, list[TokenOutput]]:
+    """All outputs of each request."""
+    found: dict[str, list[TokenOutput]] = {}
+    for message in sent:
+        for one in message.outputs if isinstance(message, StepOutputs) else ():
+            found.setdefault(one.request_id, []).append(one)
+    return found
+
+
+def answer(outputs: Sequence[TokenOutput]) -> list[object]:
+    """What one request came to, whatever ran beside it."""
+    last = outputs[-1] if outputs else None
+    end = None if last is None else (last.finish_reason, last.stop_token_id, last.message)
+    return [
+        [token for one in outputs for token in one.new_token_ids],
+        [entry for one in outputs for entry in one.logprobs or []],
+        [entry for one in outputs for entry in one.prompt_logprobs or []],
+        end,
+    ]
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(scripts(), st.booleans(), st.sampled_from(("0", "64Ki")))
+def test_answers_are_the_same_when_steps_are_given_ahead(
+    tiny_model_dir: Path, script: dict[int, list[FrontMessage]], scarce: bool, lower: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_NATIVE", "0")
+        flags = {"kv_cache_memory": "68Ki"} if scarce else {}
+        host, _ = run(tiny_model_dir, script, late=False, **flags)
+        device, _ = run(tiny_model_dir, script, late=True, ahead=True, kv_host_memory=lower, **flags)
+    wanted, found = told(host.sent), told(device.sent)
+    cancelled = {
+        name for messages in script.values() for one in messages if isinstance(one, Abort) for name in one.request_ids
+    }
+    families = {name.partition("-")[0] for name in cancelled}
+    for name in wanted.keys() | found.keys():
+        one, other = answer(wanted.get(name, [])), answer(found.get(name, []))
+        if name in cancelled:
+            # It comes at another token then, or after the last one.
+            length = min(len(one[0]), len(other[0]))  # type: ignore[arg-type]
+            assert one[0][:length] == other[0][:length]  # type: ignore[index]
+        elif name.partition("-")[0] in families:
+            # Whoever takes the place of the one that computed the prompt may tell of the prompt.
+            assert [one[0], one[1], one[3]] == [other[0], other[1], other[3]]
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9}], ids=["greedy", "drawn"]
+)
+def test_a_device_has_its_next_step_before_the_host_waits_for_this_one(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, float]
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    asked = SamplingParams(max_tokens=5, seed=3, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    _, story = run(tiny_model_dir, requests(2, asked), late=True, ahead=True)
+    kinds = [kind for kind, _ in story if kind != "draws"]
+    # Prompts have several tokens, so the step after theirs is chosen; then all follow until the last token.
+    ahead = ["ahead", "launch", "send", "wait"]
+    assert kinds == ["batch", "launch", "wait", "batch", "launch", *ahead * 3, "send", "wait", "send", "batch"]
+
+
+@pytest.mark.parametrize(
+    "looked_at",
+    [{"logprobs": 1}, {"frequency_penalty": 0.5}, {"min_tokens": 4}, {"logit_bias": {5: 1.0}}, {"bad_words": [[7, 8]]}],
+    ids=lambda way: next(iter(way)),
+)
+def test_nothing_is_given_ahead_where_a_token_changes_the_next_ones_logits_or_they_are_looked_at(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, looked_at: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    asked = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, **looked_at)
+    _, story = run(tiny_model_dir, requests(2, asked), late=True, ahead=True)
+    assert "ahead" not in [kind for kind, _ in story]
+
+
+def test_who_waits_for_a_place_is_looked_at_every_few_steps(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    asked = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    _, story = run(tiny_model_dir, requests(3, asked), late=True, ahead=True, max_num_seqs=2)
+    kinds = "".join(kind[0] for kind, _ in story if kind in ("ahead", "batch"))
+    assert max(map(len, kinds[: kinds.rindex("b")].split("b"))) >= MOST_FOLLOWING
+    # While the third waits; when it runs nobody waits any more.
+    first = kinds.index("a" * MOST_FOLLOWING)
+    assert kinds[first : first + 2 * MOST_FOLLOWING + 2] == ("a" * MOST_FOLLOWING + "b") * 2
+
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+
+
+def requests(count: int, sampling: SamplingParams = GREEDY) -> dict[int, list[FrontMessage]]:
     return {
         1: [
             AddRequest(request_id=str(i), prompt_token_ids=[5 + i, 6], sampling=sampling, arrival_time=0.0)

@@ -36,12 +36,14 @@ class Made:
         tokens: of each request, greedily.
         drawn: of each request, drawn with a seed.
         phases: of each step of decodes only, seconds by name.
+        rate: tokens a second of the greedy answers, made once more: all is compiled by then, and prompts are cached.
         device: what the engine ran on.
     """
 
     tokens: list[list[int]]
     drawn: list[list[int]]
     phases: list[dict[str, float]]
+    rate: float
     device: str
 
 
@@ -56,11 +58,12 @@ def prompts(count: int) -> list[list[int]]:
     return made
 
 
-def generate(model: Path, count: int, dtype: str) -> Made:
+def generate(model: Path, count: int, dtype: str, *, ahead: bool = True) -> Made:
     """Run the engine of this process on `count` prompts, greedily, then with draws.
 
     Args:
         dtype: `float32` or `bfloat16`.
+        ahead: give the device steps ahead.
     """
     import msgspec
 
@@ -70,7 +73,7 @@ def generate(model: Path, count: int, dtype: str) -> Made:
     from paceline_runtime.messages import AddRequest, SamplingParams
 
     flags = {**FLAGS, "dtype": WeightType[dtype.upper()]}
-    engine = LLMEngine(resolve(source=model.as_uri(), flags=flags, environ={}))
+    engine = LLMEngine(resolve(source=model.as_uri(), flags=flags, environ={}), schedule_ahead=ahead)
     phases: list[dict[str, float]] = []
 
     def answers(sampling: Callable[[int], SamplingParams]) -> list[list[int]]:
@@ -91,15 +94,19 @@ def generate(model: Path, count: int, dtype: str) -> Made:
                 phases.append(msgspec.to_builtins(stats.phases))
         return tokens
 
-    greedy = answers(lambda number: SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True))
+    likeliest = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    greedy = answers(lambda number: likeliest)
     steps = list(phases)
+    started = time.monotonic()
+    answers(lambda number: likeliest)
+    rate = count * NEW_TOKENS / (time.monotonic() - started)
     drawn = answers(
         # Every other one from all tokens, the others from a part of them: they are drawn in different orders.
         lambda number: SamplingParams(
             max_tokens=NEW_TOKENS, temperature=0.8, top_p=(1.0, 0.9)[number % 2], seed=number, ignore_eos=True
         )
     )
-    return Made(greedy, drawn, steps, f"{engine.ready.device}, {engine.ready.parameters['kernels'].value}")
+    return Made(greedy, drawn, steps, rate, f"{engine.ready.device}, {engine.ready.parameters['kernels'].value}")
 
 
 def run(record: Record) -> None:
@@ -120,6 +127,9 @@ def run(record: Record) -> None:
         record.figure("same_answers", drawn, "answers", dtype="float32", of=count, drawn=True)
         made = generate(model, count, "bfloat16")
         record.figure("same_answers", _same(made.tokens, wanted["greedy"]), "answers", dtype="bfloat16", of=count)
+        record.figure("engine_rate", made.rate, "tokens/s", dtype="bfloat16", model="small", ahead=True)
+        waited = generate(model, count, "bfloat16", ahead=False)
+        record.figure("engine_rate", waited.rate, "tokens/s", dtype="bfloat16", model="small", ahead=False)
         steps = made.phases[len(made.phases) // 4 :]
         for phase in steps[0] if steps else ():
             value = median(step[phase] for step in steps) * 1e6

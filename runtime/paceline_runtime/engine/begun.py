@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +59,16 @@ class Work:
     chosen: Callable[[], list[tuple[int, float]]] | None = None
     logits: torch.Tensor | None = None
     advanced: bool = False
+
+    def keep(self, requests: Iterable[Request]) -> None:
+        """Let go of all that have ended meanwhile; those that stay have their own rows, as before."""
+        staying = set(requests)
+        kept = [i for i, request in enumerate(self.choices) if request in staying]
+        self.choices, self.rows, self.states = (
+            [self.choices[i] for i in kept],
+            [self.rows[i] for i in kept],
+            [self.states[i] for i in kept],
+        )
 
 
 @dataclass(slots=True)

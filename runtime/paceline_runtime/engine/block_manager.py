@@ -208,6 +208,23 @@ class BlockManager:
             blocks.append(self._take())
         return True
 
+    def grow_ahead(self, request: Request) -> bool:
+        """Make room for the token after a running request's last one, before it is known.
+
+        Returns:
+            False, and nothing is changed, if there is no free block, or the token would go into a shared one.
+        """
+        place, blocks = len(request.tokens) // self.block_size, request.blocks
+        if place < len(blocks):
+            return self._pool.refs[blocks[place]] == 1
+        if self.num_free - max(self.num_promised - request.promised, 0) < 1:
+            return False
+        kept = min(1, request.promised)
+        request.promised -= kept
+        self.num_promised -= kept
+        blocks.append(self._take())
+        return True
+
     def fork(self, parent: Request, child: Request) -> None:
         """Let another answer to the same computed prompt share the parent's blocks."""
         if child.blocks:

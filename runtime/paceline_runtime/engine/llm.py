@@ -17,7 +17,8 @@ from paceline_runtime.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from paceline_runtime.model.sampling import check_sampling, draws_of, likely, prompt_logprobs, sample
+from paceline_runtime.model.inputs import SequenceInput
+from paceline_runtime.model.sampling import check_sampling, drawable, draws_of, likely, prompt_logprobs, sample
 
 from .answers import Answer, answer_of, prompt_positions, token_output
 from .begun import BegunStep, Seconds, Work, choices_of, num_logits, sequence_input
@@ -32,13 +33,19 @@ class LLMEngine:
     Args:
         max_waiting: requests that may queue; by default what the configuration says.
         trace: where each step is written down.
+        schedule_ahead: give a device that `overlaps` the next step before the tokens of the last have come back.
 
     Raises (from the constructor):
         StartupError: with words and an exit code, if the model or the configuration cannot work.
     """
 
     def __init__(
-        self, config: RuntimeConfig, *, max_waiting: int | None = None, trace: StepTrace | None = None
+        self,
+        config: RuntimeConfig,
+        *,
+        max_waiting: int | None = None,
+        trace: StepTrace | None = None,
+        schedule_ahead: bool = True,
     ) -> None:
         parts = start(config, max_waiting=max_waiting)
         self.config = parts.config
@@ -49,10 +56,12 @@ class LLMEngine:
         self._vocab_size = parts.spec.vocab_size
         self._eos = parts.spec.eos_token_ids
         self._trace = trace
+        self._schedule_ahead = schedule_ahead
         self._steps = 0
         self._sequence = 0
         self._deliver_seconds = 0.0
         self._begun: BegunStep | None = None
+        self._ahead: BegunStep | None = None  # given to the device behind the one that was begun
 
     @property
     def overlaps(self) -> bool:
@@ -87,12 +96,37 @@ class LLMEngine:
         """Choose the next step and start it. Nothing but `finish` may follow."""
         if self._begun is not None:
             raise RuntimeError("a step was begun before the one before it was finished")
+        self._begun = self._adopt() or self._choose()
+        self._ahead = self._launch_ahead(self._begun)
+
+    def _adopt(self) -> BegunStep | None:
+        """The step that the device has been given already, if anything of it is still wanted."""
+        step, self._ahead = self._ahead, None
+        if step is None or step.batch is None or step.work is None:
+            return None
+        step.started = started = time.monotonic()
+        step.batch = batch = self.scheduler.adopt(step.batch, started)
+        if batch is None:
+            return None
+        step.outputs = self._told_late(started)
+        step.starts = [seq.request.num_computed for seq in batch.seqs]
+        step.work.keep(seq.request for seq in batch.seqs)
+        self.scheduler.advance(batch)
+        # The step before it ended just now: only from here on does this one take time.
+        step.work.prepared = time.monotonic()
+        step.seconds.update += step.work.prepared - started
+        return step
+
+    def _told_late(self, now: float) -> list[TokenOutput]:
+        return [token_output(request, [], ended, now) for request, ended in self.scheduler.take_ended()]
+
+    def _choose(self) -> BegunStep:
+        """The step that the scheduler wants next."""
         started = time.monotonic()
         batch = self.scheduler.schedule(started)
-        outputs = [token_output(request, [], ended, started) for request, ended in self.scheduler.take_ended()]
-        self._begun = step = BegunStep(started, batch, outputs)
+        step = BegunStep(started, batch, self._told_late(started))
         if batch is None:
-            return
+            return step
         moving = time.monotonic()
         step.batch = batch = self._move(batch)
         moved = time.monotonic()
@@ -100,6 +134,40 @@ class LLMEngine:
         step.seconds.prepare, step.seconds.sync = moving - started, moved - moving
         if batch.seqs:
             step.work = self._launch(batch, step.seconds)
+        return step
+
+    def _launch_ahead(self, begun: BegunStep) -> BegunStep | None:
+        """Give the device the next step behind this one, with tokens that only the device will know, if that can be.
+
+        It can where a request's next step is the same whatever its token is: not where logits are changed by what was
+        said before, or looked at.
+        """
+        if (
+            not self.overlaps
+            or not self._schedule_ahead
+            or begun.batch is None
+            or begun.work is None
+            or begun.work.chosen is None
+        ):
+            return None
+        started = time.monotonic()
+        if not drawable(begun.work.states):
+            return None
+        batch = self.scheduler.follow(begun.batch)
+        if batch is None:
+            return None
+        row_of = dict(zip(begun.work.choices, begun.work.rows, strict=True))
+        requests = [seq.request for seq in batch.seqs]
+        states = [answer_of(request, self._eos, self._vocab_size).sampling for request in requests]
+        inputs = [SequenceInput([0], request.num_computed, request.blocks, 1) for request in requests]
+        step = self._runner.prepare_next(inputs, [row_of[request] for request in requests])
+        rows = list(range(len(requests)))
+        prepared = time.monotonic()
+        work = Work([range(0)] * len(rows), [1] * len(rows), requests, rows, states, prepared=prepared, advanced=True)
+        draws = draws_of(states, rows, len(rows), ahead=1) if any(state.needs for state in states) else None
+        work.chosen = self._runner.launch_greedy(step) if draws is None else self._runner.launch_draws(step, draws)
+        seconds = Seconds(prepare=prepared - started, forward=time.monotonic() - prepared)
+        return BegunStep(started, batch, [], work=work, seconds=seconds)
 
     def finish(self) -> StepOutputs | None:
         """Wait for the step that was begun; `None` if there was nothing to do and nothing to tell."""

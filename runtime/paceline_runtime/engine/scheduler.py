@@ -29,6 +29,10 @@ from .victim import ChooseVictim, choose_victim
 
 __all__ = ["Batch", "Finished", "Refused", "ScheduledSeq", "Scheduler", "SchedulerLimits", "SchedulingRules"]
 
+MOST_FOLLOWING = 8
+"""Steps in a row that are not chosen anew while somebody waits: a lesser request gives its place up, or its turn comes,
+so much later."""
+
 Result = tuple[Request, list[int], Finished | None]
 
 
@@ -59,6 +63,7 @@ class Scheduler:
         self._deadlines = Deadlines(self._books)
         self._arrivals = 0
         self._asked: dict[str, bool] = {}
+        self._followed = 0  # steps since the last that was chosen
         self._now = 0.0
 
     # --- state ---
@@ -174,7 +179,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Batch | None:
         """Choose the next step's work; `None` if there is nothing to do."""
-        self._now = now
+        self._now, self._followed = now, 0
         self.blocks.commit()
         self._ended += self._deadlines.drop(now)
         plan = StepPlan(self.limits)
@@ -189,6 +194,39 @@ class Scheduler:
         self.blocks.trim(self.limits.max_batched_tokens - plan.room)
         self.blocks.pass_down()
         return plan.batch(*self.blocks.take_moves())
+
+    def follow(self, batch: Batch) -> Batch | None:
+        """The step after one that was begun and has yet to give its tokens, for as many of its requests as go on.
+
+        To be given to the device at once; `adopt` then takes the place of `schedule`. A request may turn out to have
+        ended by then: what was computed of it is nobody's, and was written where nobody reads.
+
+        Args:
+            batch: after `advance`.
+
+        Returns:
+            `None` where something else has to be decided first: a prompt is being computed, answers are told apart,
+            blocks are lacking, or somebody waits for a place that may be free.
+        """
+        running, waiting = self._books.running, len(self._books.queue)
+        if self._asked or len(batch.seqs) != len(running):
+            return None
+        if waiting and (self.num_running < self.limits.max_num_seqs or self._followed == MOST_FOLLOWING):
+            return None
+        if any(seq.count != 1 or seq.choices != (seq.request,) for seq in batch.seqs):
+            return None
+        going = [seq.request for seq in batch.seqs if len(seq.request.tokens) + 1 < seq.request.max_len]
+        if not going or not all(self.blocks.grow_ahead(request) for request in going):
+            return None
+        self._followed += 1
+        return Batch(tuple(ScheduledSeq(request, 1, (request,)) for request in going))
+
+    def adopt(self, batch: Batch, now: float) -> Batch | None:
+        """What is left of a step that `follow` gave, now that the tokens before it are entered; `None`: nothing."""
+        self._now = now
+        self._ended += self._deadlines.drop(now)
+        seqs = tuple(seq for seq in batch.seqs if seq.request.state is RequestState.RUNNING)
+        return Batch(seqs) if seqs else None
 
     def transferred(self, batch: Batch, report: MoveReport, now: float) -> Batch:
         """Enter what the batch's transfers came to, before its forward.

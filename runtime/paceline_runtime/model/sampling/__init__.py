@@ -28,12 +28,22 @@ from paceline_runtime.model.sampling.adjust import adjust
 from paceline_runtime.model.sampling.check import check_sampling
 from paceline_runtime.model.sampling.draw import draw
 from paceline_runtime.model.sampling.logprobs import prompt_logprobs, token_logprobs
-from paceline_runtime.model.sampling.on_device import Draws, draws_of
+from paceline_runtime.model.sampling.on_device import Draws, drawable, draws_of
 from paceline_runtime.model.sampling.order import argmax
 from paceline_runtime.model.sampling.state import ADJUSTS, DRAWS, REPORTS, SamplingState
 from paceline_runtime.model.sampling.threads import one_thread
 
-__all__ = ["Draws", "Sampled", "SamplingState", "check_sampling", "draws_of", "likely", "prompt_logprobs", "sample"]
+__all__ = [
+    "Draws",
+    "Sampled",
+    "SamplingState",
+    "check_sampling",
+    "drawable",
+    "draws_of",
+    "likely",
+    "prompt_logprobs",
+    "sample",
+]
 
 NO_NUMBERS: Final = "the model's output is not a number"
 NOTHING_ALLOWED: Final = (

@@ -8,7 +8,7 @@ for draws within rounding of a border between two tokens (weights are float32 on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,19 +39,25 @@ _ALL = np.iinfo(np.int64).max
 _GREEDY = (1.0, 1, 1.0, 0.0, 0.0)
 
 
-def draws_of(states: Sequence[SamplingState], rows: Sequence[int], num_rows: int) -> Draws | None:
+def drawable(states: Iterable[SamplingState]) -> bool:
+    """Whether the device can choose the tokens of all of these."""
+    return not any(state.needs & (ADJUSTS | REPORTS) for state in states)
+
+
+def draws_of(states: Sequence[SamplingState], rows: Sequence[int], num_rows: int, *, ahead: int = 0) -> Draws | None:
     """The draws of a step; `None` where it needs the general sampler.
 
     Args:
         rows: the row of logits of each state: each its own, in order, else it is the general sampler's.
         num_rows: all rows of logits.
+        ahead: tokens that will have been made by then, and are not known yet.
     """
     if len(states) != num_rows or any(row != i for i, row in enumerate(rows)):
         return None
-    if any(state.needs & (ADJUSTS | REPORTS) for state in states):
+    if not drawable(states):
         return None
     values = [
-        (min(state.temperature, HOTTEST), state.top_k or _ALL, state.top_p, state.min_p, state.uniform())
+        (min(state.temperature, HOTTEST), state.top_k or _ALL, state.top_p, state.min_p, state.uniform(ahead))
         if state.needs & DRAWS
         else _GREEDY
         for state in states

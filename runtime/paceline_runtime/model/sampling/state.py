@@ -140,9 +140,9 @@ class SamplingState:
             pieces += self._bad_words.forbidden(self._bad_words_state)
         return pieces
 
-    def uniform(self) -> float:
-        """The random number for the next token, in [0, 1)."""
-        return uniform(self.seed, self.num_output)
+    def uniform(self, ahead: int = 0) -> float:
+        """The random number for the next token, or for the one so many after it, in [0, 1)."""
+        return uniform(self.seed, self.num_output + ahead)
 
     def _find_needs(self) -> int:
         adjusts = (self.penalties, self.bias, self.allowed, self._bad_words, self._endings, self._allowed_mask)
