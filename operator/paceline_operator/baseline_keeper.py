@@ -64,7 +64,7 @@ class BaselineKeeper:
         )
 
     async def look(self) -> None:
-        """Ask about what is due now, one after the other: nothing waits for it."""
+        """Ask about what is due now, one after the other: nothing waits for it. Without routers nothing is measured."""
         keys = [key_of(service) for service in self._services()]
         self._asked = {key: self._asked[key] for key in keys if key in self._asked}
         for key in keys:
@@ -73,21 +73,25 @@ class BaselineKeeper:
                 continue
             for revision, since in due(observed, self._asked.get(key, {}), self._clock()).items():
                 try:
-                    await self._measure(key, revision, since)
+                    if not await self._measure(key, revision, since):
+                        return
                 except (OddPage, KubeError) as exc:
                     log.info("%s/%s: no baseline of %s: %s", *key, revision, exc)
 
-    async def _measure(self, key: Key, revision: str, since: float) -> None:
+    async def _measure(self, key: Key, revision: str, since: float) -> bool:
+        """Whether every router has answered."""
         asked_at, service = self._clock(), "/".join(key)
         count, pages = await self._routers(f"{SAMPLES_PATH}?since={since:.3f}&service={service}")
         if not count or len(pages) < count:
-            # What a router saw that does not answer may be what matters. It is asked again at the next look.
-            log.info("%s: no baseline of %s: %d of %d routers answer", service, revision, len(pages), count)
-            return
+            # What a router saw that does not answer may be what matters. They are asked again at the next look.
+            if count:
+                log.info("no baseline of %s: %d of %d routers answer", service, len(pages), count)
+            return False
         found = measured(pages, service, revision)
         self._asked.setdefault(key, {})[revision] = asked_at
         observed = self._observed(key)
         view = None if observed is None else observed.revision(revision)
-        if observed is None or view is None or (kept := newer(view.baselines, found)) is None:
-            return
-        await record(self._client, self._written, key, observed, {revision: status_of(replace(view, baselines=kept))})
+        if observed is not None and view is not None and (kept := newer(view.baselines, found)) is not None:
+            status = status_of(replace(view, baselines=kept))
+            await record(self._client, self._written, key, observed, {revision: status})
+        return True
