@@ -62,7 +62,7 @@ def body(helpers: Any, **more: Any) -> dict[str, Any]:
 
 
 async def ask(router: Any, helpers: Any, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=30, verify=False) as client:
         return await client.post(f"{router.url}/v1/chat/completions", json=body(helpers, **more), headers=headers or {})
 
 
@@ -238,6 +238,22 @@ async def test_a_client_that_leaves_ends_the_copy_as_well(router: Any, peer: Any
     asking.cancel()
     await asyncio.wait_for(candidate.received[0].gone.wait(), 30)
     assert counts_of(plane, helpers).outcomes["client_left"] == 1
+
+
+async def test_a_copy_that_waits_is_forgotten_with_its_client_and_takes_no_place(
+    router: Any, peer: Any, helpers: Any
+) -> None:
+    base, candidate = await peer(silence), await peer(silence)
+    plane = await router(table=table(helpers, base, candidate, replace(SHADOW, max_concurrent=1)))
+    first, second = (asyncio.create_task(ask(plane, helpers)) for _ in range(2))
+    await until(lambda: len(base.received) == 2 and len(candidate.received) == 1)
+    for asking in (second, first):
+        asking.cancel()
+    counts = counts_of(plane, helpers)
+    await until(lambda: counts.outcomes["client_left"] == counts.skipped["client_left"] == 1)
+    shadow = plane.plane.living[helpers.KEY].shadow
+    assert (shadow.running, counts.in_flight, plane.plane.taps.held) == (0, 0, 0)
+    assert len(candidate.received) == 1
 
 
 async def test_a_request_that_its_own_replica_fails_makes_no_pair(router: Any, peer: Any, helpers: Any) -> None:

@@ -161,6 +161,8 @@ class Tap:
         """A copy is over."""
         self.held.bytes -= copy.held
         self._open.discard(copy)
+        if not copy.sent and copy in self._waiting:
+            self._waiting.remove(copy)
 
     def close(self) -> None:
         """No copies are wanted any more."""
@@ -182,10 +184,8 @@ class Tap:
 
     def _drop_old(self, now: float) -> None:
         waiting = self._waiting
-        while waiting and (waiting[0].over or now - waiting[0].since > WAIT_SECONDS):
-            copy = waiting.popleft()
-            if not copy.over:
-                copy.end("waited")
+        while waiting and now - waiting[0].since > WAIT_SECONDS:
+            waiting[0].end("waited")
 
     def _free(self, pool: str) -> Target | None:
         """The replica with the fewest copies, where another one may run."""
