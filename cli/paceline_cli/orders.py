@@ -6,19 +6,21 @@ Always by server-side apply under a manager of its own, and never over a field t
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline_crds.names import ANNOTATION_CHANGE_CAUSE, ANNOTATION_UPGRADE, FIELD_MANAGER_CLI
-from paceline_crds.service import OrderAction
+from paceline_crds.rollout import OrderAction
 from paceline_kube import INFERENCESERVICES, Conflict, Invalid, JsonObject, KubeClient
 from paceline_operator.upgrades import Order
 
 from .connection import Stop
 from .owned import conflicts, merged, owned_by, owners, without
-from .services import name_of, order_of
+from .services import name_of, order_of, rollout_of
 
 ORDER = ("spec", "rollout", "order")
+PAUSED = ("spec", "rollout", "paused")
 CAUSE = ("metadata", "annotations", ANNOTATION_CHANGE_CAUSE)
 
 ATTEMPTS = 5
@@ -58,6 +60,39 @@ async def unpin(client: KubeClient, obj: JsonObject) -> JsonObject:
     if order_of(stored) is not None:
         raise Stop(
             f"the order of {name_of(obj)} belongs to {_others(stored, ORDER)} and stays: take spec.rollout.order out "
+            "where it was written (in Git, if that is where the service comes from)"
+        )
+    return stored
+
+
+async def order(
+    client: KubeClient, obj: JsonObject, revision: str, action: OrderAction, by: str, reason: str | None
+) -> JsonObject:
+    """Order something about a rollout by steps. Each order is a new one, whatever was ordered before.
+
+    Raises:
+        Stop: somebody else owns the order.
+    """
+    said = {"revision": revision, "action": action.value, "id": uuid.uuid4().hex[:12], "by": by}
+    wanted = {"spec": {"rollout": {"order": {**said, **({"why": reason} if reason else {})}}}}
+    return await _apply(client, obj, merged(_ours(obj, ORDER), wanted), wanted)
+
+
+async def pause(client: KubeClient, obj: JsonObject, paused: bool) -> JsonObject:
+    """Let a rollout by steps stay where it is, or go on.
+
+    Raises:
+        Stop: somebody else owns the field.
+    """
+    if paused:
+        wanted = {"spec": {"rollout": {"paused": True}}}
+        return await _apply(client, obj, merged(_ours(obj), wanted), wanted)
+    stored = obj
+    if FIELD_MANAGER_CLI in owners(obj, PAUSED):
+        stored = await _apply(client, obj, _ours(obj, PAUSED), {})
+    if rollout_of(stored).get("paused"):
+        raise Stop(
+            f"spec.rollout.paused of {name_of(obj)} belongs to {_others(stored, PAUSED)} and stays true: take it out "
             "where it was written (in Git, if that is where the service comes from)"
         )
     return stored

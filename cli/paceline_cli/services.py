@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline_crds.conditions import ConditionStatus, ConditionType
+from paceline_crds.rollout import OrderAction
 from paceline_kube import INFERENCESERVICES, JsonObject, KubeClient, NotFound
 
 from .connection import Stop, words_of
@@ -74,9 +75,15 @@ def wanted_replicas(obj: JsonObject) -> int | None:
 
 
 def order_of(obj: JsonObject) -> JsonObject | None:
-    """The manual order of the spec."""
-    rollout = obj["spec"].get("rollout") or {}
-    return rollout.get("order")
+    """The order of the spec that pins a revision; orders about a rollout by steps are none."""
+    order: JsonObject | None = rollout_of(obj).get("order")
+    return order if order is not None and order.get("action", OrderAction.PIN) == OrderAction.PIN else None
+
+
+def rollout_of(obj: JsonObject) -> JsonObject:
+    """How the spec wants a new revision to take over."""
+    found: JsonObject = obj["spec"].get("rollout") or {}
+    return found
 
 
 def suspended(obj: JsonObject) -> bool:

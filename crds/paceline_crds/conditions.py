@@ -49,6 +49,8 @@ class Reason(enum.StrEnum):
 
     AS_ASKED = "AsAsked"
     ROLLING_OUT = "RollingOut"
+    ROLLED_BACK = "RolledBack"
+    """The asked-for revision was rejected by a gate or a person; the one before it serves."""
     PINNED = "Pinned"
     SCALED_TO_ZERO = "ScaledToZero"
     DEGRADED = "Degraded"

@@ -14,6 +14,7 @@ from pydantic import Field
 from .base import Model
 from .fields import DeviceCount, Size, rule, rules, text
 from .pod_options import PodOptions
+from .rollout import ROLLOUT_RULES, RolloutSpec
 from .routing import SCALING_RULES, TO_ZERO_RULES, PoolScalingSpec, RoutingSpec, ScalingSpec, Shape, SLOSpec
 from .runtime_config import Isolation, PressurePolicy, QueuePolicy, WeightType
 from .status import InferenceServiceStatus
@@ -299,55 +300,6 @@ class PoolSpec(Model):
     ] = None
 
 
-class RolloutStrategy(enum.StrEnum):
-    """How one revision follows another."""
-
-    ROLLING = "Rolling"
-    RECREATE = "Recreate"
-
-
-class OrderAction(enum.StrEnum):
-    """What a manual order asks for."""
-
-    PIN = "Pin"
-
-
-class OrderSpec(Model):
-    """A manual order about one revision."""
-
-    revision: Annotated[
-        str,
-        text(
-            "Name of a kept InferenceRevision, for example chat-7f3c9a1b2c; `paceline history` lists them.",
-            rule(
-                "self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
-                "write the name of an InferenceRevision, for example chat-7f3c9a1b2c",
-            ),
-            max_length=63,
-        ),
-    ]
-    action: Annotated[
-        OrderAction,
-        Field(description="Pin: this revision serves, whatever else the spec asks for, until the order is removed."),
-    ]
-
-
-class RolloutSpec(Model):
-    """How a new revision takes over."""
-
-    order: Annotated[
-        OrderSpec | None, Field(description="A manual order, for example to go back to an earlier revision.")
-    ] = None
-
-    strategy: Annotated[
-        RolloutStrategy,
-        Field(
-            description="Rolling: new replicas get ready beside the old ones before traffic moves (needs room for "
-            "both). Recreate: the old ones stop first (no room needed; requests wait or fail meanwhile)."
-        ),
-    ] = RolloutStrategy.ROLLING
-
-
 class DriftPolicy(enum.StrEnum):
     """What happens when a replica is not configured as recorded."""
 
@@ -382,7 +334,10 @@ class InferenceServiceSpec(Model):
             json_schema_extra=rules(*SCALING_RULES, *TO_ZERO_RULES),
         ),
     ] = None
-    rollout: Annotated[RolloutSpec | None, Field(description="How a new revision takes over.")] = None
+    rollout: Annotated[
+        RolloutSpec | None,
+        Field(description="How a new revision takes over.", json_schema_extra=rules(*ROLLOUT_RULES)),
+    ] = None
     tenancy: Annotated[
         TenancySpec | None, Field(description="Whose requests these are, and how tenants share the service.")
     ] = None

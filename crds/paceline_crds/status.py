@@ -97,6 +97,28 @@ class ScalingStatus(Model):
     ] = None
 
 
+class RolloutStatus(Model):
+    """Where a rollout by steps is. Numbers of the gates are in the status of its InferenceRevision."""
+
+    revision: Annotated[str, Field(description="The revision that is rolled out, or was refused or rolled back.")]
+    phase: Annotated[
+        str,
+        Field(
+            description="Blocked, Preparing, Shadow, Moving, Judging, Held, Finishing or RollingBack; Idle where the "
+            "revision was rolled back and the spec still asks for it."
+        ),
+    ]
+    step: Annotated[int | None, Field(description="Which of the steps, from 1; 0 is the shadow step.")] = None
+    steps: Annotated[int | None, Field(description="How many steps there are.")] = None
+    weight: Annotated[int, Field(description="Whole percent of the requests that the revision is to get.")] = 0
+    since: Annotated[str | None, Field(description="When the phase began (RFC 3339).")] = None
+    verdict: Annotated[
+        str | None, Field(description="Pass, Fail or NotKnown, of this step; absent where nothing is judged.")
+    ] = None
+    reason: Annotated[str, Field(description="Why it is where it is, one word for programs.")]
+    message: Annotated[str, Field(description="The same as a sentence, with the numbers of that moment.")] = ""
+
+
 class AddressStatus(Model):
     """Where clients reach the service."""
 
@@ -130,6 +152,9 @@ class InferenceServiceStatus(Model):
         ),
     ] = None
     traffic: Annotated[TrafficStatus | None, Field(description="Where routers send requests.")] = None
+    rollout: Annotated[RolloutStatus | None, Field(description="The rollout by steps; absent while there is none.")] = (
+        None
+    )
     scaling: Annotated[
         list[ScalingStatus] | None,
         Field(

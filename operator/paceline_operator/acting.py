@@ -15,6 +15,8 @@ from .measured import record
 from .observed import Observed
 from .recorder import Recorder
 from .render import Desired
+from .rollout.state import State
+from .rollout.told import with_event, with_verdict
 from .startups import StartUps, recorded
 from .written import Written
 
@@ -89,6 +91,26 @@ class Actor:
         samples = self._start_ups.see(key, observed.pods)
         if samples:
             await record(self._client, self._written, key, observed, recorded(observed, samples))
+
+    async def chronicle(self, key: Key, observed: Observed, steps: Plan, stood: State) -> None:
+        """Keep the decisions of a rollout, and its newest verdict, with the revision that they are about.
+
+        Args:
+            observed: after the steps.
+            stood: where the rollout stood before them, which the verdict is about.
+        """
+        said = next(iter(steps.records), None)
+        view = observed.revision(said.revision if said is not None else stood.candidate)
+        if view is None:
+            return
+        kept = None
+        if observed.judgement is not None and observed.judgement.revision == view.name:
+            kept = with_verdict(view.rollout, observed.judgement, stood)
+        if said is not None:
+            kept = with_event(kept or view.rollout, said)
+        if kept is not None:
+            status = {"rollout": kept.model_dump(mode="json", exclude_none=True)}
+            await record(self._client, self._written, key, observed, {view.name: status})
 
     def _lasts(self, error: ApiError, key: Key) -> bool:
         """Whether an error that mostly passes has kept a service up for so long that people have to know."""

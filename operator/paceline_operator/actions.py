@@ -9,6 +9,7 @@ from paceline_crds.names import derived_name
 from paceline_crds.revision import RevisionPool
 
 from .observed import Traffic
+from .rollout.transition import Record
 
 
 def child_name(service: str, pool: RevisionPool) -> str:
@@ -78,6 +79,19 @@ class MoveTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordRollout:
+    """Record where a rollout by steps is now, and where requests go with it; the status publishes it to the routers."""
+
+    traffic: Traffic
+    record: Record
+
+    @property
+    def sentence(self) -> str:
+        said = self.record
+        return f"take the rollout of {said.revision} from {said.before} to {said.after}: {said.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete one child, and only if it is still the one that was seen."""
 
@@ -103,7 +117,7 @@ class ApplyBudget:
         return f"create disruption budget {self.name}"
 
 
-Action = CreateRevision | ApplyConfigMap | ApplyDeployment | MoveTraffic | Delete | ApplyBudget
+Action = CreateRevision | ApplyConfigMap | ApplyDeployment | MoveTraffic | RecordRollout | Delete | ApplyBudget
 
 
 def tidies(action: Action) -> bool:
@@ -126,6 +140,7 @@ class Phase(enum.StrEnum):
     STOPPING = "Stopping"
     DRAINING = "Draining"
     SETTLED = "Settled"
+    WATCHING = "Watching"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,11 @@ class Plan:
     poll: bool = False
     again: float | None = None
     conflict: bool = False
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Decisions of a rollout by steps that are taken."""
+        return tuple(action.record for action in self.actions if isinstance(action, RecordRollout))
 
     @property
     def sentences(self) -> tuple[str, ...]:

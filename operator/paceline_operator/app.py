@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ from .metrics import Metrics
 from .objectives import ObjectiveKeeper, thresholds
 from .queue import WorkQueue
 from .reconcile import Reconciler
+from .rollout.keeper import RolloutKeeper
+from .rollout.told import told_of
 from .scaling.keeper import ScalingKeeper
 from .schemas import SchemaKeeper
 from .settings import Settings
@@ -168,6 +170,15 @@ class Operator:
             routers=lambda path: self.reconciler.router_pages(path),
             active=self.election.leading.is_set,
         )
+        self.rollouts = RolloutKeeper(
+            services=lambda: self.watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            answers=lambda path: self.reconciler.router_answers(path),
+            changed=self.queue.add,
+            clock=time.time,
+            interval=settings.rollout_seconds,
+            active=self.election.leading.is_set,
+        )
         self.canary = CanaryKeeper(
             world=lambda key: self.reconciler.world(key),
             services=lambda: self.watching.caches.services,
@@ -197,6 +208,7 @@ class Operator:
                 keys=self.keys.of,
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
+                judgement=self.rollouts.of,
             ),
         )
         self.metrics = Metrics()
@@ -209,6 +221,7 @@ class Operator:
             drift=self.drift.all,
             crd_lacks=lambda: self.schemas.lacks,
             scaling=lambda: self.scaling.all(),
+            rollouts=self._rollouts,
             thresholds=lambda: thresholds(self.watching.caches.services.list()),
         )
         endpoint = None
@@ -249,6 +262,7 @@ class Operator:
             _spawn(self.objectives.run(), "objectives"),
             _spawn(self.keys.run(), "keys"),
             _spawn(self.scaling.run(), "scaling"),
+            _spawn(self.rollouts.run(), "rollouts"),
             _spawn(self.baselines.run(), "baselines"),
             _spawn(self.schemas.run(), "schemas"),
             _spawn(self._keep_front(), "front"),
@@ -282,6 +296,10 @@ class Operator:
             },
         }
 
+    def _rollouts(self) -> Mapping[Key, Mapping[str, Any]]:
+        """As the statuses tell them; nothing where another process tells them."""
+        return told_of(self.watching.caches.services.list()) if self.election.leading.is_set() else {}
+
     def _touched(self, key: Key) -> None:
         self.drift.touch(key)
         self.canary.touch(key)
@@ -299,6 +317,7 @@ class Operator:
         while True:
             await self.election.leading.wait()
             self.scaling.forget()
+            self.rollouts.forget()
             if await self._prepared():
                 self._enqueue_all()
                 self.queue.resume()

@@ -33,6 +33,7 @@ from .actions import (
     CreateRevision,
     Delete,
     MoveTraffic,
+    RecordRollout,
 )
 from .claims import claims_of, warning
 from .gather import ownership
@@ -52,6 +53,12 @@ KINDS: Mapping[str, Resource] = {
     "pod": PODS,
     "budget": PODDISRUPTIONBUDGETS,
 }
+
+
+ROLLOUT_WARNINGS = frozenset(
+    {"GateWorse", "CandidateBroken", "CandidateGone", "NoRoom", "RoomNotKnown", "NotKnown", "RolledBack"}
+)
+"""Reasons of decisions about a rollout that somebody should look at."""
 
 
 class ServiceGone(Exception):
@@ -104,6 +111,8 @@ class Applier:
                 await self._apply_deployment(action)
             case MoveTraffic():
                 await self._move_traffic(action)
+            case RecordRollout():
+                await self._record_rollout(action)
             case ApplyBudget():
                 await self._apply_budget(action)
             case Delete():
@@ -243,11 +252,7 @@ class Applier:
 
     async def _move_traffic(self, action: MoveTraffic) -> None:
         traffic = action.traffic
-        version = self._versions.get(traffic.revision)
-        if version is None:
-            kept = self._observed.revision(traffic.revision)
-            assert kept is not None, "traffic moves to a revision that was created before"
-            version = kept.resource_version
+        version = self._version(traffic.revision)
         cause = None
         if self._desired is not None and self._desired.pinned:
             await self._must_be_alive()
@@ -263,6 +268,29 @@ class Applier:
         before = self._observed.traffic
         came = f" from {before.revision}" if before else ""
         self._tell("TrafficMoved", f"Moved traffic{came} to {traffic.revision} (generation {traffic.generation})")
+
+    async def _record_rollout(self, action: RecordRollout) -> None:
+        traffic, said = action.traffic, action.record
+        stored = await self._client.patch(
+            INFERENCEREVISIONS,
+            traffic.revision,
+            children.rollout_patch(traffic, self._version(traffic.revision)),
+            self._observed.namespace,
+            field_manager=FIELD_MANAGER_OPERATOR,
+        )
+        self._put(INFERENCEREVISIONS, stored)
+        where = f"{said.revision} at {said.weight} %, {said.after}"
+        kind = "Warning" if said.reason in ROLLOUT_WARNINGS else "Normal"
+        self._tell(f"Rollout{said.reason}", f"{where}: {said.message}", type=kind)
+
+    def _version(self, revision: str) -> str:
+        """In which a revision was seen or stored last."""
+        version = self._versions.get(revision)
+        if version is None:
+            kept = self._observed.revision(revision)
+            assert kept is not None, "traffic goes to a revision that was created before"
+            version = kept.resource_version
+        return version
 
     async def _delete(self, action: Delete) -> None:
         resource = KINDS[action.kind]

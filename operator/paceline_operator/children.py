@@ -136,6 +136,11 @@ def traffic_patch(traffic: Traffic, resource_version: str, cause: str | None = N
     }
 
 
+def rollout_patch(traffic: Traffic, resource_version: str) -> JsonObject:
+    """Merge patch that records where a rollout is, only over the state it was decided on."""
+    return {"metadata": {"resourceVersion": resource_version, "annotations": {ANNOTATION_ROLLOUT: traffic.to_json()}}}
+
+
 def pool_labels(service: str, pool: str, pool_hash: str) -> dict[str, str]:
     """Labels of the children of a pool hash."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline_crds.service import RolloutStrategy
+from paceline_crds.rollout import RolloutStrategy
 from paceline_kube import JsonObject
 
 from .render import Desired
@@ -23,8 +23,7 @@ def warning(claim: JsonObject, desired: Desired) -> str:
     if not modes or _SHARED.intersection(modes):
         return ""
     replicas = sum(desired.replicas.values())
-    rolling = desired.strategy is RolloutStrategy.ROLLING
-    if replicas < 2 and not rolling:
+    if replicas < 2 and desired.strategy is RolloutStrategy.RECREATE:
         return ""
     why = f"{replicas} replicas" if replicas > 1 else "an update, which starts new replicas beside the old ones,"
     return (

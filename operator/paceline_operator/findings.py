@@ -11,6 +11,7 @@ from paceline_kube import JsonObject, Key
 from .drift.compare import Drift
 from .observed import Observed
 from .render import Desired
+from .rollout.asked import Judgement
 from .verdict import Verdict
 
 
@@ -27,6 +28,7 @@ class Findings:
         keys: why no router can check a service's keys; None: not known yet.
         counts: what is asked for, with the counts of pools that follow load.
         scaling: what was decided about these pools; None: nothing yet.
+        judgement: the newest verdict on a rollout by steps; None: there is none.
     """
 
     drift: Callable[[Key], Drift | None] = lambda _: None
@@ -37,3 +39,4 @@ class Findings:
     keys: Callable[[Key], str | None] = lambda _: ""
     counts: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1]
     scaling: Callable[[Key], Mapping[str, ScalingStatus] | None] = lambda _: None
+    judgement: Callable[[Key], Judgement | None] = lambda _: None

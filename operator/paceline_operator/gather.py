@@ -33,6 +33,7 @@ from .observed import (
     RevisionView,
     Traffic,
 )
+from .rollout.told import rollout_of
 from .views import Views
 
 
@@ -176,6 +177,7 @@ def _revision(
         start_ups=start_ups_of(obj),
         baselines=baselines_of(obj),
         canaries=canaries_of(obj),
+        rollout=rollout_of(obj),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -63,6 +63,7 @@ class Metrics:
         drift: Callable[[], Mapping[tuple[str, str], Drift]],
         crd_lacks: Callable[[], Collection[str] | None],
         scaling: Callable[[], Mapping[tuple[str, str], Mapping[str, ScalingStatus]]],
+        rollouts: Callable[[], Mapping[tuple[str, str], Mapping[str, Any]]],
         thresholds: Callable[[], Iterable[tuple[tuple[str, str], Promise]]],
     ) -> None:
         """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
@@ -73,6 +74,7 @@ class Metrics:
         self.registry.register(_Drift(drift))
         self.registry.register(_Schemas(crd_lacks))
         self.registry.register(_Scaling(scaling))
+        self.registry.register(_Rollouts(rollouts))
         self.registry.register(Thresholds(thresholds))
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
@@ -176,6 +178,24 @@ class Thresholds(Collector):
         for key, promise in self._promised():
             family.add_metric([*key, promise.signal, promise.level], promise.limit)
         yield family
+
+
+class _Rollouts(Collector):
+    """Rollouts by steps, as the statuses tell them; nothing for services without one."""
+
+    def __init__(self, told: Callable[[], Mapping[tuple[str, str], Mapping[str, Any]]]) -> None:
+        self._told = told
+
+    def collect(self) -> Iterable[Metric]:
+        weight, phase = _gauge(catalogue.OPERATOR_ROLLOUT_WEIGHT), _gauge(catalogue.OPERATOR_ROLLOUT_PHASE)
+        verdict = _gauge(catalogue.OPERATOR_ROLLOUT_VERDICT)
+        for key, told in self._told().items():
+            phase.add_metric([*key, str(told.get("phase"))], 1.0)
+            if told.get("step") is not None:
+                weight.add_metric(list(key), float(told.get("weight") or 0))
+            if told.get("verdict"):
+                verdict.add_metric([*key, str(told["verdict"])], 1.0)
+        yield from (weight, phase, verdict)
 
 
 def _gauge(metric: catalogue.Metric) -> GaugeMetricFamily:

@@ -6,12 +6,14 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from paceline_crds.revision import Baseline, CanaryAnswer, InferenceRevision, RevisionPool
+from paceline_crds.revision import Baseline, CanaryAnswer, InferenceRevision, RevisionPool, RevisionRollout
 
 from .failures import Problem
+from .rollout.asked import Judgement
+from .rollout.state import State
 
 MOST_GENERATIONS = 2**53
 """Beyond it not every reader of JSON tells two whole numbers apart."""
@@ -48,23 +50,29 @@ class Traffic:
         generation: grows with each change; the highest one of all revisions of a service is valid.
         revision: the revision that serves.
         moved_at: seconds since the epoch when it became so.
+        rollout: of a rollout by steps, what it remembers; None where there is nothing.
+        shadow: whole percent of the requests that are copied to its candidate.
     """
 
     generation: int
     revision: str
     entries: tuple[Entry, ...]
     moved_at: float
+    rollout: State | None = None
+    shadow: int = 0
 
     def to_json(self) -> str:
         """The annotation's value."""
-        return json.dumps(
-            {
-                "generation": self.generation,
-                "movedAt": self.moved_at,
-                "weights": [{"pool": e.pool, "revision": e.revision, "weight": e.weight} for e in self.entries],
-            },
-            separators=(",", ":"),
-        )
+        value: dict[str, Any] = {
+            "generation": self.generation,
+            "movedAt": self.moved_at,
+            "weights": [{"pool": e.pool, "revision": e.revision, "weight": e.weight} for e in self.entries],
+        }
+        if self.rollout is not None:
+            value["rollout"] = self.rollout.to_value()
+        if self.shadow:
+            value["shadow"] = self.shadow
+        return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, revision: str, text: str) -> Traffic | None:
@@ -72,12 +80,28 @@ class Traffic:
         try:
             raw = json.loads(text)
             entries = tuple(Entry(str(e["pool"]), str(e["revision"]), int(e["weight"])) for e in raw["weights"])
-            read = cls(int(raw["generation"]), revision, entries, float(raw["movedAt"]))
+            read = cls(int(raw["generation"]), revision, entries, float(raw["movedAt"]), _rollout(raw, revision))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
         sound = 0 < read.generation < MOST_GENERATIONS and math.isfinite(read.moved_at)
         shares = all(0 <= entry.weight <= 100 for entry in entries)
-        return read if sound and shares and any(entry.revision == revision for entry in entries) else None
+        # Before the end of a rollout by steps its candidate may have all of the traffic.
+        named = {revision} | ({read.rollout.candidate} if read.rollout else set())
+        if not (sound and shares and any(entry.revision in named for entry in entries)):
+            return None
+        shadow = raw.get("shadow")
+        return replace(read, shadow=shadow) if isinstance(shadow, int) and 0 < shadow <= 100 else read
+
+
+def _rollout(raw: Mapping[str, Any], revision: str) -> State | None:
+    """What a rollout remembers. One that cannot be read is none: the weights beside it stay, and it begins anew."""
+    if "rollout" not in raw:
+        return None
+    try:
+        state = State.from_value(raw["rollout"])
+    except ValueError:
+        return None
+    return state if state.base == revision else None
 
 
 class Range(NamedTuple):
@@ -95,6 +119,7 @@ class RevisionView:
         start_ups: (fastest, slowest) seconds from a place on a node until ready, by pool hash, as far as measured.
         baselines: what was measured of its requests, by name of the pool.
         canaries: what its replicas agreed upon to say to the fixed question, by pool hash.
+        rollout: how its rollout by steps went, as far as that is kept.
     """
 
     name: str
@@ -107,6 +132,7 @@ class RevisionView:
     start_ups: Mapping[str, Range] = field(default_factory=dict)
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     canaries: Mapping[str, CanaryAnswer] = field(default_factory=dict)
+    rollout: RevisionRollout | None = None
     deleting: bool = False
 
     @property
@@ -211,6 +237,8 @@ class Observed:
 
     Attributes:
         routers: ready routers; None where nobody needed to ask them.
+        free: replicas that would find a place beside those that are there; None where nobody needed to know, or could.
+        judgement: the newest verdict on a rollout by steps; None where there is none.
     """
 
     namespace: str
@@ -223,6 +251,8 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     budgets: tuple[BudgetView, ...] = ()
     routers: tuple[RouterView, ...] | None = None
+    free: int | None = None
+    judgement: Judgement | None = None
 
     @property
     def traffic(self) -> Traffic | None:

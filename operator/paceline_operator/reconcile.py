@@ -20,12 +20,16 @@ from .drift.mending import Mender
 from .drift.repair import Repair
 from .failures import Problem
 from .findings import Findings
+from .keeping import Limits
 from .observed import Observed
 from .observing import Observer
-from .plan import Limits, asks_routers, plan
+from .plan import asks_routers, plan
 from .pod_events import PodEvents
 from .recorder import Recorder
-from .render import InvalidSpec
+from .render import Desired, InvalidSpec
+from .rollout import staging
+from .rollout.places import Places
+from .rollout.state import State
 from .routers import ROUTES_PATH, Routers
 from .scaling.keeper import Seen
 from .settings import Settings
@@ -80,6 +84,7 @@ class Reconciler:
         self._teller = Teller(
             client, recorder, caches.written, self._findings, clock, router_url=settings.public_router_url
         )
+        self._places = Places(client, time.monotonic, staging.ROOM_SECONDS)
         self._uids: dict[Key, str] = {}
 
     async def prepare(self) -> None:
@@ -111,6 +116,10 @@ class Reconciler:
     def current(self, key: Key) -> Observed | None:
         """A service and its children as the caches have them; None where it is gone or going."""
         return self._observer.current(key)
+
+    async def router_answers(self, path: str) -> Mapping[str, Mapping[str, Any] | None]:
+        """What each ready router answers at a path, by its name; None of one that cannot be asked."""
+        return await self._routers.answers(self._caches.routers.list(), path)
 
     def seen(self, key: Key) -> Seen | None:
         """A service as the caches have it; None where it is gone or going, or cannot be rendered."""
@@ -153,10 +162,7 @@ class Reconciler:
             situation = Situation(observed, None, problem, conflict=self._observer.conflict(service), drift=drift)
             return await self._teller.tell(service, situation)
         desired = self._findings.counts(key, service, observed, desired)
-        if asks_routers(observed, desired):
-            views = await self._routers.ask(self._caches.routers.list(), *key)
-            observed = replace(observed, routers=views)
-        steps = plan(observed, desired, self._clock(), self._limits)
+        observed, steps, stood = await self._plan(key, observed, desired)
         steps = replace(steps, actions=(*steps.actions, *budgets(observed, desired, steps.phase)))
         drift = self._findings.drift(key)
         mending = self._mender.next(key, steps.phase, observed, desired, drift)
@@ -173,14 +179,30 @@ class Reconciler:
         if refused is None and (words := self._mender.taken(key, mending, observed, drift)):
             self._recorder.event(service, type="Warning", reason="DriftComesBack", message=words)
         if steps.actions:
-            observed = self._observer.observe(service)
+            observed = replace(self._observer.observe(service), judgement=observed.judgement)
         upgrade = available(desired, self._settings.runtime_image)
         conflict = self._observer.conflict(service)
         situation = Situation(observed, desired, refused, steps.waiting, conflict, drift, upgrade)
         told = await self._teller.tell(service, situation)
         await self._actor.measure(key, observed)
+        if stood is not None:
+            now = replace(self._observer.observe(service), judgement=observed.judgement)
+            await self._actor.chronicle(key, now, steps, stood)
         looks = (self._next_look(key, steps, observed, refused, mending), next_question, told)
         return min((seconds for seconds in looks if seconds is not None), default=None)
+
+    async def _plan(self, key: Key, observed: Observed, desired: Desired) -> tuple[Observed, Plan, State | None]:
+        """What was seen, with what the next steps hang on; these steps; and where a rollout by steps stands."""
+        stand, limits = staging.stand_of(observed, desired), self._limits
+        if staging.asks_routers(observed, stand) if stand else asks_routers(observed, desired):
+            views = await self._routers.ask(self._caches.routers.list(), *key)
+            observed = replace(observed, routers=views)
+        if stand is None:
+            return observed, plan(observed, desired, self._clock(), limits), None
+        if staging.asks_room(stand, desired):
+            observed = replace(observed, free=await self._places.free(key, stand.changed))
+        observed = replace(observed, judgement=self._findings.judgement(key))
+        return observed, staging.plan(observed, desired, stand, self._clock(), limits), stand.state
 
     def _read(self, key: Key) -> JsonObject | None:
         """The service; None where it is gone or going."""
@@ -202,6 +224,7 @@ class Reconciler:
         self._actor.forget(key)
         self._mender.forget(key)
         self._teller.forget(key)
+        self._places.forget(key)
 
     def _next_look(
         self, key: Key, steps: Plan, observed: Observed, refused: Problem | None, mending: Repair

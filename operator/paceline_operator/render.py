@@ -14,19 +14,20 @@ from paceline_crds.durations import parse_duration
 from paceline_crds.names import DEFAULT_POOL, derived_name
 from paceline_crds.pod_options import PodOptions
 from paceline_crds.revision import HASH_VERSION, InferenceRevision, RevisionPool
+from paceline_crds.rollout import RolloutStrategy
 from paceline_crds.runtime_config import ADDED_LATER, ModelIdentity, Origin, RuntimeConfig, RuntimeParameters
 from paceline_crds.service import (
     DriftPolicy,
     InferenceService,
     InferenceServiceSpec,
     PoolSpec,
-    RolloutStrategy,
     RuntimeSpec,
 )
 from paceline_planner.defaults import DoesNotFit
 
 from .defaults import TABLES, Defaults
 from .hashing import pool_hash, revision_hash
+from .rollout.rules import Rules, rules_of
 from .sizing import Sizes, Value, inputs, sizes
 from .sources import storage_of
 from .template import pod_template, start_up_seconds, with_start_up
@@ -70,6 +71,7 @@ class Desired:
         replicas: pool → replicas. Not part of any hash.
         pinned: the revision is one that a manual order names, not what the rest of the spec renders to.
         out_of_reach: pools that are too short for their shapes, in words; see `reach`.
+        rules: of a rollout by steps; None where the strategy is another.
     """
 
     revision: str
@@ -82,6 +84,7 @@ class Desired:
     drift_policy: DriftPolicy = DriftPolicy.REPORT
     pinned: bool = False
     out_of_reach: str = ""
+    rules: Rules | None = None
 
 
 def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:
@@ -132,7 +135,11 @@ def render(service: InferenceService, carried: Carried, operator_image: str) -> 
 
 
 def asked(service: InferenceService) -> Desired:
-    """What the spec asks for beside the configuration of its pools: no revision, no pools."""
+    """What the spec asks for beside the configuration of its pools: no revision, no pools.
+
+    Raises:
+        ValueError: steps or gates of a rollout that the API server should have refused.
+    """
     spec = service.spec
     return Desired(
         revision="",
@@ -143,6 +150,7 @@ def asked(service: InferenceService) -> Desired:
         history_limit=spec.revision_history_limit,
         suspended=spec.suspend,
         drift_policy=spec.drift_policy,
+        rules=rules_of(spec.rollout, spec.slo is not None or any(pool.slo for pool in spec.pools or ())),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from paceline_crds.names import ANNOTATION_UPGRADE
 from paceline_crds.revision import InferenceRevision
+from paceline_crds.rollout import OrderAction
 from paceline_crds.service import InferenceService
 from paceline_kube import JsonObject
 
@@ -82,7 +83,7 @@ class Renderer:
             # Without the status, which may be anybody's, and from which nothing is made.
             parsed = InferenceService.from_object({key: service[key] for key in ("metadata", "spec") if key in service})
             order = parsed.spec.rollout.order if parsed.spec.rollout else None
-            if order is not None:
+            if order is not None and order.action is OrderAction.PIN:
                 return _with_doubts(pinned(asked(parsed), _ordered(order.revision, own)), parsed)
             readable = [r.parsed for r in own if r.parsed is not None]
             upgrade = read_order(parsed.metadata.annotations)
@@ -92,6 +93,9 @@ class Renderer:
             return InvalidSpec(_words(exc))
         except InvalidSpec as exc:
             return type(exc)(str(exc))
+        except ValueError as exc:
+            # Stored under an older or looser schema.
+            return InvalidSpec(str(exc))
 
 
 def _with_doubts(desired: Desired, service: InferenceService) -> Desired:

@@ -129,6 +129,11 @@ class Routers:
 
     async def pages(self, pods: Iterable[JsonObject], path: str) -> list[Mapping[str, Any]]:
         """What each ready router answers at a path of its admin port; one that cannot be asked is left out."""
+        answers = await self.answers(pods, path)
+        return [answer for answer in answers.values() if answer is not None]
+
+    async def answers(self, pods: Iterable[JsonObject], path: str) -> dict[str, Mapping[str, Any] | None]:
+        """The same by name of the pod; None for one that cannot be asked."""
 
         async def one(pod: JsonObject) -> Mapping[str, Any] | None:
             try:
@@ -137,8 +142,9 @@ class Routers:
                 log.info("router %s cannot be asked for %s: %s", pod["metadata"]["name"], path, exc)
                 return None
 
-        answers = await asyncio.gather(*(one(pod) for pod in pods if is_ready(pod)))
-        return [answer for answer in answers if answer is not None]
+        ready = [pod for pod in pods if is_ready(pod)]
+        found = await asyncio.gather(*map(one, ready))
+        return {str(pod["metadata"]["name"]): answer for pod, answer in zip(ready, found, strict=True)}
 
     def _url(self, pod: JsonObject, path: str) -> str:
         address = (pod.get("status") or {}).get("podIP")

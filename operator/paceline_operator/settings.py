@@ -26,6 +26,7 @@ class Settings:
         no_room_seconds: for which a new revision finds no place before replicas of the old one go first.
         drift_seconds: between two looks at the configuration that a service's replicas run with.
         scaling_seconds: between two looks at the load of pools that follow it.
+        rollout_seconds: between two looks at what the routers measured of a rollout by steps.
         prometheus: where the percentiles of these pools are asked for; None: nowhere.
         scrape_seconds: between two scrapes of that Prometheus.
     """
@@ -39,6 +40,7 @@ class Settings:
     no_room_seconds: float = NO_ROOM_SECONDS
     drift_seconds: float = 30.0
     scaling_seconds: float = 10.0
+    rollout_seconds: float = 10.0
     prometheus: Access | None = None
     scrape_seconds: float = 15.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline_crds.conditions import Reason
 from paceline_crds.revision import RevisionPool
-from paceline_crds.service import RolloutStrategy
+from paceline_crds.rollout import RolloutStrategy
 from paceline_crds.status import ScalingStatus, UpgradeStatus
 
 from .actions import child_name
@@ -15,6 +15,7 @@ from .drift.compare import Drift
 from .failures import Problem, first_cause
 from .observed import DeploymentView, Observed, Ownership, PodView
 from .render import Desired
+from .rollout.state import Phase as Stage
 from .room import lacks_room
 from .served_names import Conflict
 from .verdict import Verdict
@@ -83,15 +84,37 @@ def counts_that_wait(situation: Situation) -> str:
 
 
 def _serving_pools(situation: Situation) -> tuple[RevisionPool, ...]:
-    """Pools of the revision that gets the traffic."""
+    """Pools of the revisions that get traffic, what two of them have just so once."""
     traffic = situation.observed.traffic
-    revision = situation.observed.revision(traffic.revision) if traffic else None
-    return revision.pools if revision else ()
+    named = [entry.revision for entry in traffic.entries if entry.weight] if traffic else []
+    revisions = (situation.observed.revision(name) for name in dict.fromkeys(named))
+    return tuple({(p.name, p.hash): p for revision in revisions if revision for p in revision.pools}.values())
 
 
 def serving_replicas(situation: Situation) -> int:
     """Replicas that get traffic and can take it."""
     return sum(situation.observed.ready(pool.hash) for pool in _serving_pools(situation))
+
+
+def refused(situation: Situation) -> str:
+    """Why the asked-for revision is not even begun, in words: it was rejected, or waits; empty where that is not so."""
+    state = situation.observed.traffic.rollout if situation.observed.traffic else None
+    desired = situation.desired
+    if state is None or desired is None or state.candidate or desired.revision == state.base:
+        return ""
+    if state.rejected == desired.revision:
+        return (
+            f"{desired.revision} was rejected: {state.message}; change the spec, or order it "
+            f"(`paceline promote {situation.observed.name}`)"
+        )
+    return f"{desired.revision} cannot begin: {state.message}" if state.phase is Stage.BLOCKED else ""
+
+
+def is_rejected(situation: Situation) -> bool:
+    """Whether what the spec asks for was rejected by a gate or a person."""
+    state = situation.observed.traffic.rollout if situation.observed.traffic else None
+    desired = situation.desired
+    return state is not None and desired is not None and state.rejected == desired.revision and not state.candidate
 
 
 def short_pools(situation: Situation) -> list[RevisionPool]:

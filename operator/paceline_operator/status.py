@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline_crds.conditions import Condition, ConditionStatus, ConditionType, Reason
 from paceline_crds.names import LABEL_SERVICE, derived_name
-from paceline_crds.service import RolloutStrategy
+from paceline_crds.revision import RevisionPool
+from paceline_crds.rollout import RolloutStrategy
 from paceline_crds.status import (
     AddressStatus,
     InferenceServiceStatus,
@@ -21,6 +22,7 @@ from .drift.verdict import drift_status, in_sync
 from .failures import Problem
 from .observed import PodView
 from .render import Desired
+from .rollout.told import rollout_status
 from .room import lacks_room
 from .scaling.told import scaling_active
 from .schemas import words as words_of_missing
@@ -31,8 +33,10 @@ from .situation import (
     counts_that_wait,
     in_force,
     is_idle,
+    is_rejected,
     is_rolling,
     lasting_cause,
+    refused,
     serving_cause,
     serving_counts,
     serving_replicas,
@@ -75,6 +79,9 @@ def status_of(
         )
         if traffic
         else None,
+        rollout=rollout_status(
+            traffic.rollout if traffic else None, desired.revision if desired else "", observed.judgement
+        ),
         scaling=[situation.scaling[name] for name in sorted(situation.scaling)] if situation.scaling else None,
         upgrade=situation.upgrade,
         drift=drift_status(situation.drift),
@@ -179,6 +186,9 @@ def _ready_by_what_runs(situation: Situation) -> Verdict:
         return _nothing_serves(situation, cause)
     if serves:
         current = traffic.revision if traffic else ""
+        if words := refused(situation):
+            reason = Reason.ROLLED_BACK if is_rejected(situation) else Reason.ROLLING_OUT
+            return Verdict(FALSE, reason, f"{current} serves; {words}")
         if cause is not None:
             # A roll that is stuck: what serves goes on, and the user learns what to mend.
             words = f"{desired.revision} does not get ready: {cause.sentence}{_advice(desired, cause)}"
@@ -245,6 +255,8 @@ def _revision_ready(situation: Situation) -> Verdict:
         if situation.problem is not None:
             return Verdict(FALSE, situation.problem.reason, situation.problem.sentence)
         return Verdict(UNKNOWN, Reason.SUSPENDED if desired.suspended else Reason.STARTING, "no revision was made yet")
+    if is_rejected(situation) and situation.problem is None:
+        return Verdict(FALSE, Reason.ROLLED_BACK, refused(situation))
     if not short_pools(situation) and situation.problem is None:
         return Verdict(TRUE, Reason.AS_ASKED, f"every replica of {desired.revision} is ready")
     cause = cause_of(situation)
@@ -263,6 +275,8 @@ def _progressing(situation: Situation) -> Verdict:
     cause = lasting_cause(situation)
     if cause is not None:
         return Verdict(FALSE, cause.reason, cause.sentence)
+    if words := refused(situation):
+        return Verdict(FALSE, Reason.ROLLED_BACK if is_rejected(situation) else Reason.ROLLING_OUT, words)
     if is_rolling(situation):
         return Verdict(TRUE, Reason.ROLLING_OUT, situation.waiting or counts(situation))
     if short_pools(situation):
@@ -278,12 +292,19 @@ def _pools(situation: Situation) -> list[PoolStatus] | None:
     def draining(pool: str) -> list[PodView]:
         return [p for p in observed.pods if p.pool == pool and p.terminating and not p.over]
 
+    def hashes(pool: RevisionPool) -> set[str]:
+        """During a rollout by steps both revisions carry the pool's load."""
+        traffic = observed.traffic
+        rollout = traffic.rollout if traffic is not None else None
+        base = observed.revision(rollout.base) if rollout is not None else None
+        return {pool.hash} | {other.hash for other in (base.pools if base else ()) if other.name == pool.name}
+
     return [
         PoolStatus(
             name=pool.name,
             hash=pool.hash,
             desired=desired.replicas[pool.name],
-            ready=observed.ready(pool.hash),
+            ready=sum(observed.ready(pool_hash) for pool_hash in hashes(pool)),
             draining=len(draining(pool.name)),
         )
         for pool in desired.pools

@@ -351,6 +351,48 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "action: Route",
     ),
     (
+        "steps of another strategy",
+        {"rollout": {"steps": [{"weight": 100}]}},
+        "spec.rollout.strategy",
+        "write strategy: Canary",
+    ),
+    (
+        "an order about a rollout that has no steps",
+        {"rollout": {"order": {"revision": "chat-7", "action": "Skip"}}},
+        "spec.rollout.order.action",
+        "action: Pin",
+    ),
+    (
+        "steps that end early",
+        {"rollout": {"strategy": "Canary", "steps": [{"weight": 5}, {"weight": 50}]}},
+        "spec.rollout.steps",
+        "write weight: 100",
+    ),
+    (
+        "steps that fall",
+        {"rollout": {"strategy": "Canary", "steps": [{"weight": 50}, {"weight": 5}, {"weight": 100}]}},
+        "spec.rollout.steps",
+        "rising weights",
+    ),
+    (
+        "a step twice",
+        {"rollout": {"strategy": "Canary", "steps": [{"weight": 50}, {"weight": 50}, {"weight": 100}]}},
+        "spec.rollout.steps",
+        "rising weights",
+    ),
+    (
+        "a hold above its maximum",
+        {"rollout": {"strategy": "Canary", "steps": [{"weight": 100, "hold": "2h", "maxDuration": "90m"}]}},
+        "spec.rollout.steps[0].maxDuration",
+        "lower hold",
+    ),
+    (
+        "a percentile within less than is known",
+        {"rollout": {"strategy": "Canary", "gates": [{"signal": "TTFTP99", "maxRegressionPercent": 2}]}},
+        "spec.rollout.gates[0].maxRegressionPercent",
+        "maxRegressionPercent: 5 or more",
+    ),
+    (
         "least chunk above the chunk",
         {"runtime": {"prefillChunkTokens": 64, "prefillMinChunkTokens": 128}},
         "spec.runtime.prefillMinChunkTokens",
@@ -373,7 +415,7 @@ def test_bad_input_is_refused_with_its_path_and_what_to_write(
     [
         ("spec.scaling.target", {"scaling": {"maxReplicas": 3, "target": 4}}),
         ("spec.slo.ttft.p50", {"slo": {"ttft": {"p50": "800ms"}}}),
-        ("spec.rollout.steps", {"rollout": {"steps": [{"weight": 10}]}}),
+        ("spec.rollout.shadow", {"rollout": {"shadow": {"percent": 5}}}),
         ("spec.tenancy.quota", {"tenancy": {"quota": 3}}),
         ("spec.routing.profiles", {"routing": {"profiles": ["a"]}}),
         ("spec.runtime.args", {"runtime": {"args": ["--tensor-parallel-size", "2"]}}),
@@ -497,6 +539,24 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "pools": {"pools": [{"name": "long", "replicas": 1, "runtime": {"prefillChunkTokens": 2048}}]},
     "rollout": {"rollout": {"strategy": "Recreate"}},
     "rollout.order": {"rollout": {"order": {"revision": "chat-7f3c9a1b2c", "action": "Pin"}}},
+    "rollout.strategy, Canary": {"rollout": {"strategy": "Canary"}},
+    "rollout.steps": {
+        "rollout": {"strategy": "Canary", "steps": [{"weight": 5, "replicas": 1, "hold": "10m"}, {"weight": 100}]}
+    },
+    "rollout.gates": {
+        "rollout": {
+            "strategy": "Canary",
+            "gates": [{"signal": "ErrorRate", "maxRegressionPercent": 0, "minSamples": 50, "warmUp": "30s"}],
+        }
+    },
+    "rollout.onNotKnown": {"rollout": {"strategy": "Canary", "onNotKnown": "Rollback", "onBreach": "Pause"}},
+    "rollout.paused": {"rollout": {"strategy": "Canary", "paused": True}},
+    "rollout.order, Skip": {
+        "rollout": {
+            "strategy": "Canary",
+            "order": {"revision": "chat-7", "action": "Skip", "id": "2", "by": "ann", "why": "night"},
+        }
+    },
     "driftPolicy": {"driftPolicy": "Repair"},
     "revisionHistoryLimit": {"revisionHistoryLimit": 3},
     "suspend": {"suspend": True},

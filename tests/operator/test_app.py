@@ -268,7 +268,8 @@ async def test_probe_and_metrics_show_the_state(server: FakeApiServer, unused_tc
 async def test_metrics_are_exactly_those_of_the_catalogue(
     server: FakeApiServer, unused_tcp_port_factory: Ports
 ) -> None:
-    await server.put(SERVICES, service(slo={"ttft": {"p90": "800ms"}}))
+    rolled = {"phase": "Judging", "step": 1, "weight": 5, "verdict": "NotKnown"}
+    await server.put(SERVICES, {**service(slo={"ttft": {"p90": "800ms"}}), "status": {"rollout": rolled}})
     operator = build(server, unused_tcp_port_factory)
     reconcile = AsyncMock(side_effect=RuntimeError("a bug"))  # the errors' counter has series once there is an error
     operator.reconciler.reconcile = reconcile  # type: ignore[method-assign]

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline_operator.rollout.asked import (
-    Action,
-    Asked,
-    Judgement,
-    OnBreach,
-    OnNotKnown,
-    Order,
-    Policy,
-    Seen,
-    Step,
-)
+from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
+from paceline_operator.rollout.asked import Asked, Judgement, Order, Policy, Seen, Step
+from paceline_operator.rollout.capacity import Way, fit
 from paceline_operator.rollout.exposure import Shape
 from paceline_operator.rollout.state import SHADOW_STEP, Phase, State
 from paceline_operator.rollout.transition import Record, transition
@@ -91,7 +83,7 @@ class World:
                 self.now += 30.0
         raise AssertionError(f"{phase} was not reached: {self.state}")
 
-    def order(self, action: Action, revision: str = "b") -> None:
+    def order(self, action: OrderAction, revision: str = "b") -> None:
         self.asked = replace(self.asked, order=Order(f"{action}-{self.now}", revision, action, "ann", "I looked"))
 
 
@@ -166,7 +158,7 @@ def test_a_rejected_revision_comes_back_by_order_or_after_the_spec_left_it() -> 
     world.settle()
     world.verdict = Verdict.PASS
     assert not world.edge()
-    world.order(Action.PROMOTE)
+    world.order(OrderAction.PROMOTE)
     world.settle()
     assert world.state.traffic == {"b": 100}
     assert world.records[-1].revision == "b"
@@ -255,14 +247,14 @@ def test_a_breach_under_pause_waits_for_a_person() -> None:
     world.verdict = Verdict.FAIL
     world.settle(90_000.0)
     assert (world.state.phase, world.state.weight) == (Phase.HELD, 5)
-    world.order(Action.SKIP)
+    world.order(OrderAction.SKIP)
     world.verdict = Verdict.NOT_KNOWN
     world.settle()
     assert world.state.weight == 25
     assert ("Skip by ann: I looked", "ann") in {(record.message, record.who) for record in world.records}
     world.settle()
     assert world.state.weight == 25, "an order counts once"
-    world.order(Action.ABORT)
+    world.order(OrderAction.ABORT)
     world.settle()
     assert (world.state.traffic, world.state.rejected) == ({"a": 100}, "b")
 
@@ -270,7 +262,7 @@ def test_a_breach_under_pause_waits_for_a_person() -> None:
 def test_an_order_about_another_revision_is_not_followed() -> None:
     world = World(asked=Asked("b", BARE), verdict=Verdict.NOT_KNOWN)
     world.until(Phase.JUDGING)
-    world.order(Action.PROMOTE, "c")
+    world.order(OrderAction.PROMOTE, "c")
     world.settle()
     assert world.state.weight == 5
 
@@ -280,7 +272,7 @@ def test_promoting_during_a_rollback_turns_it() -> None:
     world.until(Phase.JUDGING)
     world.verdict, world.acknowledges = Verdict.FAIL, False
     world.settle()
-    world.order(Action.PROMOTE)
+    world.order(OrderAction.PROMOTE)
     world.verdict, world.acknowledges = Verdict.NOT_KNOWN, True
     world.settle()
     assert world.state.traffic == {"b": 100}
@@ -357,12 +349,34 @@ def test_a_service_at_zero_starts_nothing_and_takes_the_revision_at_its_next_sta
     assert sum((world.state.replicas(0).base, world.state.replicas(0).candidate)) == 0
 
 
-def test_a_service_that_goes_to_zero_in_the_middle_holds_its_weights() -> None:
+def test_a_service_that_goes_to_zero_in_the_middle_begins_the_step_anew_when_it_wakes() -> None:
     world = World(asked=Asked("b", BARE))
-    world.until(Phase.PREPARING, 1)
+    world.until(Phase.JUDGING, 1)
     world.total = 0
     world.settle(90_000.0)
-    assert world.state.weight == 5
+    assert (world.state.phase, world.state.step, world.state.weight) == (Phase.PREPARING, 1, 0)
+    world.total, world.ready = 4, {"a": 1, "b": 0}
+    world.settle()
+    assert world.state.phase is Phase.PREPARING, "a candidate that starts anew is not gone"
+    world.ready = None
+    world.settle()
+    assert (world.state.phase, world.state.weight) == (Phase.JUDGING, 25)
+
+
+def test_a_person_may_say_that_there_is_room() -> None:
+    world = World(free=None)
+    world.settle()
+    assert world.state.reason == "RoomNotKnown"
+    world.order(OrderAction.SKIP)
+    world.settle()
+    assert (world.state.way, world.state.candidate) == (Way.SURGE, "b")
+
+
+def test_several_pools_are_not_exchanged_one_by_one() -> None:
+    assert fit(BARE, 4, 0, pools=2).way is Way.REFUSED
+    assert "one pool at a time" in fit(BARE, 4, 0, pools=2).message
+    assert fit(BARE, 4, 5, pools=2).way is Way.SURGE
+    assert fit(BARE, 4, 6, pools=2).way is Way.WARM
 
 
 @pytest.mark.parametrize(("free", "total", "reason"), [(0, 1, "NoRoom"), (None, 4, "RoomNotKnown")])
@@ -391,7 +405,7 @@ orders = st.one_of(
         Order,
         id=st.sampled_from("123456"),
         revision=st.sampled_from("abc"),
-        action=st.sampled_from(Action),
+        action=st.sampled_from([OrderAction.PROMOTE, OrderAction.SKIP, OrderAction.ABORT]),
         who=st.just("ann"),
         why=st.just("because"),
     ),
@@ -481,7 +495,7 @@ def _the_way_back_is_open(state: State, policy: Policy, now: float) -> None:
     if not state.candidate:
         return
     world = World(Asked(state.candidate, policy), state, now, verdict=Verdict.NOT_KNOWN)
-    world.order(Action.ABORT, state.candidate)
+    world.order(OrderAction.ABORT, state.candidate)
     world.settle()
     assert (world.state.phase, world.state.traffic) == (Phase.IDLE, {state.base: 100})
     assert world.state.rejected == state.candidate

@@ -10,7 +10,8 @@ import pytest
 
 from paceline_crds.conditions import ConditionType, Reason
 from paceline_crds.revision import InferenceRevision, InferenceRevisionSpec
-from paceline_crds.service import InferenceService, ObjectMeta, RolloutStrategy
+from paceline_crds.rollout import RolloutStrategy
+from paceline_crds.service import InferenceService, ObjectMeta
 from paceline_operator.actions import child_name
 from paceline_operator.failures import Problem
 from paceline_operator.observed import DeploymentView, Entry, Observed, Ownership, PodView, RevisionView, Traffic

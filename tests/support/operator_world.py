@@ -37,6 +37,7 @@ from paceline_operator.findings import Findings
 from paceline_operator.metrics import Metrics
 from paceline_operator.queue import WorkQueue
 from paceline_operator.reconcile import Reconciler
+from paceline_operator.rollout.keeper import RolloutKeeper
 from paceline_operator.scaling.keeper import ScalingKeeper
 from paceline_operator.schemas import SchemaKeeper
 from paceline_operator.settings import Settings
@@ -116,6 +117,14 @@ class Operator:
             interval=told.scaling_seconds,
             tuning=tuning,
         )
+        self.rollouts = RolloutKeeper(
+            services=lambda: self._watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            answers=lambda path: self.reconciler.router_answers(path),
+            changed=self._queue.add,
+            clock=time.time,
+            interval=told.rollout_seconds,
+        )
         self.schemas = SchemaKeeper(crd=lambda name: client.get(CRDS, name), changed=self._look_at_all)
         self.reconciler = Reconciler(
             client,
@@ -128,6 +137,7 @@ class Operator:
                 crd_lacks=lambda: self.schemas.lacks,
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
+                judgement=self.rollouts.of,
             ),
         )
 
@@ -141,6 +151,7 @@ class Operator:
         self._tasks.append(asyncio.create_task(work(self._queue, self._pass, Metrics())))
         self._tasks.append(asyncio.create_task(self.drift.run()))
         self._tasks.append(asyncio.create_task(self.scaling.run()))
+        self._tasks.append(asyncio.create_task(self.rollouts.run()))
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -19,8 +19,10 @@ from paceline_operator.actions import (
     MoveTraffic,
     Phase,
     Plan,
+    RecordRollout,
 )
 from paceline_operator.failures import Problem
+from paceline_operator.keeping import Limits
 from paceline_operator.observed import (
     ConfigMapView,
     DeploymentView,
@@ -31,8 +33,12 @@ from paceline_operator.observed import (
     RouterView,
     Traffic,
 )
-from paceline_operator.plan import Limits, asks_routers, plan
+from paceline_operator.plan import asks_routers, plan
 from paceline_operator.render import Desired, carried_from, render
+from paceline_operator.rollout import staging
+from paceline_operator.rollout.asked import Judgement
+from paceline_operator.rollout.state import State
+from paceline_shadow_traffic.verdict import Verdict
 
 LIMITS = Limits(router_ack_timeout=60.0)
 
@@ -57,6 +63,10 @@ class World:
     status_traffic: Traffic | None = None
     counter: int = 0
     rendered: tuple[Any, Desired] | None = None
+    free: int | None = 100
+    """Replicas that find a place beside those that are there."""
+    verdict: Verdict | None = None
+    """Of the gates on whatever is rolled out by steps."""
     last: Plan = field(default_factory=lambda: Plan(Phase.SETTLED))
 
     def __post_init__(self) -> None:
@@ -79,13 +89,19 @@ class World:
     def operator(self) -> bool:
         desired = self.desired()
         observed = self.seen
-        if asks_routers(observed, desired):
+        stand = staging.stand_of(observed, desired)
+        if staging.asks_routers(observed, stand) if stand else asks_routers(observed, desired):
             views = [
                 RouterView(f"r{i}", traffic.generation if traffic else None, takes=taken)
                 for i, (traffic, taken) in enumerate(zip(self.router_generations, self.router_takes, strict=True))
             ]
             observed = replace(observed, routers=tuple(views))
-        self.last = steps = plan(observed, desired, self.now, LIMITS)
+        if stand is not None:
+            free = self.free if staging.asks_room(stand, desired) else None
+            observed = replace(observed, free=free, judgement=self.judgement(stand.state))
+            self.last = steps = staging.plan(observed, desired, stand, self.now, LIMITS)
+        else:
+            self.last = steps = plan(observed, desired, self.now, LIMITS)
         for action in steps.actions:
             self.log.append(self.short(action.sentence))
             self.take(action, desired)
@@ -113,13 +129,20 @@ class World:
                 )
                 others_ = [d for d in seen.deployments if d.name != name]
                 self.seen = replace(seen, deployments=(*others_, replace(base, replicas=replicas)))
-            case MoveTraffic(traffic=traffic):
+            case MoveTraffic(traffic=traffic) | RecordRollout(traffic=traffic):
                 moved = [replace(r, traffic=traffic) if r.name == traffic.revision else r for r in seen.revisions]
                 self.seen = replace(seen, revisions=tuple(moved))
             case Delete(kind=kind, name=name):
                 place = {"deployment": "deployments", "config": "config_maps", "revision": "revisions"}[kind]
                 left = tuple(o for o in getattr(seen, place) if o.name != name)
                 self.seen = replace(seen, **{place: left})
+
+    def judgement(self, state: State) -> Judgement | None:
+        """A verdict on the step that a rollout is at, if there is one to be."""
+        if self.verdict is None or not 0 < state.weight < 100:
+            return None
+        said = f"said {self.verdict}"
+        return Judgement(state.candidate, state.generation, state.step, state.since, self.verdict, said, self.now)
 
     def uid(self) -> str:
         return f"uid-{self.counter}"

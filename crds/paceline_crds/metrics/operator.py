@@ -70,6 +70,25 @@ OPERATOR_SLO_THRESHOLD = _metric(
     (*SERVICE_LABELS, "signal", "level"),
     unit="seconds",
 )
+OPERATOR_ROLLOUT_WEIGHT = _metric(
+    "paceline_rollout_weight_percent",
+    "gauge",
+    "Percent of a service's requests that a revision under way is to get; absent while none is.",
+    SERVICE_LABELS,
+    unit="percent",
+)
+OPERATOR_ROLLOUT_PHASE = _metric(
+    "paceline_rollout_phase",
+    "gauge",
+    "1 for the phase that a rollout by steps is in; absent while there is none.",
+    (*SERVICE_LABELS, "phase"),
+)
+OPERATOR_ROLLOUT_VERDICT = _metric(
+    "paceline_rollout_verdict",
+    "gauge",
+    "1 for the verdict on the present step of a rollout; absent where nothing is judged.",
+    (*SERVICE_LABELS, "verdict"),
+)
 OPERATOR_CANARY_REPLICAS = _metric(
     "paceline_output_canary_replicas",
     "gauge",

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline_shadow_traffic.verdict import Verdict
+from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
+from paceline_shadow_traffic.verdict import Finding, Verdict
 
 from .exposure import Shape
 
 
-class OnNotKnown(enum.StrEnum):
-    """What happens when a step's time is over and nothing is known."""
-
-    PAUSE = "Pause"
-    CONTINUE = "Continue"
-    ROLLBACK = "Rollback"
-
-
-class OnBreach(enum.StrEnum):
-    """What happens when a gate is worse."""
-
-    ROLLBACK = "Rollback"
-    PAUSE = "Pause"
-
-
-class Action(enum.StrEnum):
-    """What a person may order. Promote: all traffic at once; Skip: the next step; Abort: back to the base."""
-
-    PROMOTE = "Promote"
-    SKIP = "Skip"
-    ABORT = "Abort"
-
-
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A person's order. It counts once, and for its revision only.
+    """A person's order. It counts once, and for its revision only. Promote: all traffic at once; Skip: the next step;
+    Abort: back to the base. (A Pin is none: it makes its revision the one that is asked for.)
 
     Attributes:
         id: of this order; another one has another.
@@ -45,7 +23,7 @@ class Order:
 
     id: str
     revision: str
-    action: Action
+    action: OrderAction
     who: str
     why: str
 
@@ -121,6 +99,8 @@ class Judgement:
         generation: of the traffic that was judged.
         step: as in `State.step`.
         since: of its oldest evidence, seconds since the epoch.
+        at: when it was given, seconds since the epoch.
+        findings: by place (pool and shape) and gate.
     """
 
     revision: str
@@ -129,6 +109,8 @@ class Judgement:
     since: float
     verdict: Verdict
     message: str
+    at: float = 0.0
+    findings: tuple[tuple[str, Finding], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +118,14 @@ class Seen:
     """The world.
 
     Attributes:
-        total: replicas that the load asks for, both revisions together; 0 where the service is at zero.
+        total: replicas that the load asks for, both revisions together, of the pools that the candidate changes; 0
+            where the service is at zero.
         free: replicas that would find a place beside those that are there; None where that is not known.
         ready: ready replicas by revision.
         acknowledged: the lowest generation of traffic that every ready router follows; None where not known.
         judgement: the newest verdict; None where there is none.
         broken: why the candidate cannot start, where that is certain (for example a model that is not found).
+        pools: how many pools `total` is spread over; each has its own replicas.
     """
 
     total: int
@@ -150,3 +134,4 @@ class Seen:
     acknowledged: int | None = None
     judgement: Judgement | None = None
     broken: str | None = None
+    pools: int = 1

@@ -72,8 +72,12 @@ def bases(total: int, step: Step) -> int:
     return max(1, total - (total * (step.weight + 1) - 1) // 100) if step.weight < 100 else 1
 
 
-def fit(policy: Policy, total: int, free: int | None) -> Capacity:
-    """How a rollout of `total` replicas fits where `free` more find a place."""
+def fit(policy: Policy, total: int, free: int | None, pools: int = 1) -> Capacity:
+    """How a rollout of `total` replicas fits where `free` more find a place.
+
+    Args:
+        pools: that they are spread over. Each rounds its replicas up by itself, which takes some of the room.
+    """
     if total <= 0:
         return Capacity(Way.WARM, 0, policy.steps, "the service is at zero: the new revision is used at its next start")
     most = max(candidates(total, step) for step in policy.steps)
@@ -81,6 +85,7 @@ def fit(policy: Policy, total: int, free: int | None) -> Capacity:
     needs = f"{most} more replicas keep the old revision whole, {surge} more let it shrink by steps"
     if free is None:
         return Capacity(Way.NOT_KNOWN, surge, policy.steps, f"it is not known how many replicas have room; {needs}")
+    free = max(0, free - 2 * (pools - 1))
     if free >= most:
         return Capacity(Way.WARM, most, policy.steps, f"{most} more replicas, and {free} have room")
     if free >= surge:
@@ -91,6 +96,14 @@ def fit(policy: Policy, total: int, free: int | None) -> Capacity:
             surge,
             policy.steps,
             "one replica serves and no other has room: free a place for one more, or write rollout.strategy: Recreate",
+        )
+    if pools > 1:
+        return Capacity(
+            Way.REFUSED,
+            surge,
+            policy.steps,
+            f"{surge} more replicas would be needed, {free} have room, and {pools} pools cannot be exchanged one by "
+            "one: free places, change one pool at a time, or write rollout.strategy: Rolling",
         )
     steps = tuple(_finer(policy.steps, total))
     return Capacity(

@@ -110,9 +110,18 @@ class State:
         """The step whose traffic is asked for; None while all of it is at the base."""
         return next((step for step in self.steps if step.weight == self.weight), None) if self.weight else None
 
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything to remember beside where the traffic goes."""
+        return bool(self.candidate or self.rejected or self.handled or self.phase is Phase.BLOCKED)
+
     def to_json(self) -> str:
-        """For the annotation `paceline.io/rollout`."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """One line of JSON."""
+        return json.dumps(self.to_value(), separators=(",", ":"))
+
+    def to_value(self) -> dict[str, Any]:
+        """As a part of the annotation `paceline.io/rollout`."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, text: str) -> State:
@@ -122,7 +131,20 @@ class State:
             ValueError: it is something else.
         """
         try:
-            value: dict[str, Any] = json.loads(text)
+            found = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"this is no state of a rollout: {error}") from None
+        return cls.from_value(found)
+
+    @classmethod
+    def from_value(cls, found: Any) -> State:
+        """Read what `to_value` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            value = dict(found)
             steps = tuple(Step(**step) for step in value.pop("steps"))
             shapes = tuple((str(name), float(share)) for name, share in value.pop("shapes"))
             phase, way = Phase(value.pop("phase")), Way(value.pop("way"))

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
 from paceline_shadow_traffic.verdict import Verdict
 
-from .asked import Action, Asked, OnBreach, OnNotKnown, Order, Policy, Seen, Step
+from .asked import Asked, Order, Policy, Seen, Step
 from .capacity import Way, fit
 from .exposure import dealt
 from .state import SHADOW_STEP, Phase, State, at, with_weight
@@ -95,7 +96,7 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
         if state.phase is Phase.IDLE and not state.rejected:
             return state, ITSELF
         return replace(state, phase=Phase.IDLE, rejected="", reason="AsAsked", message=""), ITSELF
-    if order is not None and order.action is Action.ABORT:
+    if order is not None and order.action is OrderAction.ABORT:
         aborted = replace(state, phase=Phase.IDLE, rejected=asked.revision, handled=order.id)
         return replace(aborted, reason="Aborted", message=_said(order)), order.who
     if asked.revision == state.rejected and order is None:
@@ -104,7 +105,10 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
     if seen.total <= 0:
         taken = replace(State(asked.revision), generation=state.generation + 1, handled=state.handled)
         return at(taken, Phase.IDLE, now, "TakenAtZero", "the service is at zero; its next start uses it"), ITSELF
-    capacity = fit(asked.policy, seen.total, seen.free)
+    capacity = fit(asked.policy, seen.total, seen.free, seen.pools)
+    if order is not None and capacity.way is Way.NOT_KNOWN:
+        # A person says that there is room; where there is none, the scheduler says so before any traffic moves.
+        capacity = replace(capacity, way=Way.SURGE)
     if asked.paused or capacity.way in (Way.REFUSED, Way.NOT_KNOWN):
         reason = "Paused" if asked.paused else {Way.REFUSED: "NoRoom", Way.NOT_KNOWN: "RoomNotKnown"}[capacity.way]
         message = "spec.rollout.paused is true" if asked.paused else capacity.message
@@ -123,15 +127,20 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
         begun=now,
         rejected="",
     )
+    words = capacity.message
     if order is not None:
-        begun = _ordered(begun, order)
-    return at(begun, Phase.PREPARING, now, "Begun", capacity.message), _who(order)
+        begun, words = _ordered(begun, order), f"{_said(order)}; {words}"
+    return at(begun, Phase.PREPARING, now, "Begun", words), _who(order)
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
 def _step(state: State, asked: Asked, seen: Seen, now: float) -> State:
+    if seen.total <= 0 and state.weight and state.phase is not Phase.HELD:
+        # No requests, no replicas: the step is begun anew when there are some again.
+        words = "the service is at zero; the step begins anew when it wakes"
+        return at(with_weight(state, 0), Phase.PREPARING, now, "AtZero", words)
     match state.phase:
         case Phase.PREPARING:
             return _prepared(state, asked, seen, now)
@@ -205,7 +214,7 @@ def _stopped(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State,
         reason = "Reverted" if reverted else "Superseded"
         return _back(state, seen, now, reason, f"the spec asks for {asked.revision} now"), ITSELF
     order = _order(state, asked, state.candidate)
-    if order is not None and order.action is Action.ABORT:
+    if order is not None and order.action is OrderAction.ABORT:
         return _back(replace(state, handled=order.id), seen, now, "Aborted", _said(order)), order.who
     if seen.broken is not None:
         return _back(state, seen, now, "CandidateBroken", seen.broken), ITSELF
@@ -238,7 +247,7 @@ def _traffic_back(state: State, seen: Seen) -> State:
 
 def _roll_back(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, str]:
     order = _order(state, asked, state.candidate)
-    if order is not None and order.action is not Action.ABORT and asked.revision == state.candidate:
+    if order is not None and order.action is not OrderAction.ABORT and asked.revision == state.candidate:
         return at(_ordered(state, order), Phase.PREPARING, now, order.action, _said(order)), order.who
     if state.weight:
         return _traffic_back(state, seen), ITSELF
@@ -266,7 +275,7 @@ def _order(state: State, asked: Asked, revision: str) -> Order | None:
 def _ordered(state: State, order: Order) -> State:
     """Promote goes to the last step, Skip to the one after that which is there."""
     last = len(state.steps) - 1
-    step = last if order.action is Action.PROMOTE else min(state.step + 1, last)
+    step = last if order.action is OrderAction.PROMOTE else min(state.step + 1, last)
     return replace(state, step=step, handled=order.id)
 
 

@@ -1,0 +1,252 @@
+"""How a new revision takes over: at once, or by steps that are judged; and what a person may order meanwhile."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model
+from .durations import Duration
+from .fields import rule, rules, text
+
+DEFAULT_HOLD = "10m"
+DEFAULT_MAX_DURATION = "1h"
+"""Of a step; a longer hold takes its place."""
+
+QUANTILE_MARGIN_PERCENT = 5
+"""Smallest margin of a percentile: routers' sketches tell no smaller differences."""
+
+
+class RolloutStrategy(enum.StrEnum):
+    """How one revision follows another."""
+
+    ROLLING = "Rolling"
+    RECREATE = "Recreate"
+    CANARY = "Canary"
+
+
+class OrderAction(enum.StrEnum):
+    """What a manual order asks for."""
+
+    PIN = "Pin"
+    PROMOTE = "Promote"
+    SKIP = "Skip"
+    ABORT = "Abort"
+
+
+class GateSignal(enum.StrEnum):
+    """What a gate looks at: what routers measure of both revisions, and what a recorder finds of their answers."""
+
+    TTFT_P50 = "TTFTP50"
+    TTFT_P90 = "TTFTP90"
+    TTFT_P99 = "TTFTP99"
+    TPOT_P50 = "TPOTP50"
+    TPOT_P90 = "TPOTP90"
+    TPOT_P99 = "TPOTP99"
+    ERROR_RATE = "ErrorRate"
+    CANCELLED = "Cancelled"
+    GOODPUT = "Goodput"
+
+
+class OnNotKnown(enum.StrEnum):
+    """What happens when a step's time is over and nothing is known."""
+
+    PAUSE = "Pause"
+    CONTINUE = "Continue"
+    ROLLBACK = "Rollback"
+
+
+class OnBreach(enum.StrEnum):
+    """What happens when a gate is worse."""
+
+    ROLLBACK = "Rollback"
+    PAUSE = "Pause"
+
+
+class OrderSpec(Model):
+    """A manual order about one revision."""
+
+    revision: Annotated[
+        str,
+        text(
+            "Name of a kept InferenceRevision, for example chat-7f3c9a1b2c; `paceline history` lists them. An order "
+            "counts for it only.",
+            rule(
+                "self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
+                "write the name of an InferenceRevision, for example chat-7f3c9a1b2c",
+            ),
+            max_length=63,
+        ),
+    ]
+    action: Annotated[
+        OrderAction,
+        Field(
+            description="Pin: this revision serves, whatever else the spec asks for, until the order is removed. Of a "
+            "Canary rollout, each followed once: Promote gives it all of the traffic, Skip goes on to the next step, "
+            "Abort goes back and rejects it."
+        ),
+    ]
+    id: Annotated[
+        str | None,
+        text(
+            "Tells an order from an earlier one of the same words, for example a second Skip: any text that is new.",
+            max_length=63,
+        ),
+    ] = None
+    by: Annotated[str | None, text("Who gives the order, for the record.", max_length=253)] = None
+    why: Annotated[str | None, text("Why, for the record.", max_length=1024)] = None
+
+
+class StepSpec(Model):
+    """A share of the traffic for the new revision, and how long it is watched."""
+
+    weight: Annotated[int, Field(ge=1, le=100, description="The new revision's whole percent of the requests.")]
+    replicas: Annotated[
+        int | None,
+        Field(ge=1, le=1000, description="Its replicas in each pool. Default: as many as the weight asks for."),
+    ] = None
+    hold: Annotated[
+        Duration | None,
+        Field(
+            description=f"How long it is watched at the least; of the last step how long the old revision is kept "
+            f"after it. Default {DEFAULT_HOLD}."
+        ),
+    ] = None
+    max_duration: Annotated[
+        Duration | None,
+        Field(
+            description=f"When onNotKnown decides, where nothing is known by then. Default {DEFAULT_MAX_DURATION}, or "
+            f"hold where that is longer."
+        ),
+    ] = None
+
+
+STEP_RULES = (
+    rule(
+        "!has(self.hold) || !has(self.maxDuration) || duration(self.hold) <= duration(self.maxDuration)",
+        "a step cannot be held for longer than its maxDuration: lower hold, or raise maxDuration",
+        field_path=".maxDuration",
+    ),
+)
+
+
+class GateSpec(Model):
+    """What may not get worse."""
+
+    signal: Annotated[
+        GateSignal,
+        Field(
+            description="Percentiles of time to first token and of time per token, and shares of requests: ErrorRate, "
+            "Cancelled (the client left) and Goodput (within spec.slo)."
+        ),
+    ]
+    max_regression_percent: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=900,
+            description="How much worse is still no worse: percent of the old revision's value for times, points of "
+            "100 for shares.",
+        ),
+    ]
+    min_samples: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10_000_000,
+            description="Requests of each revision before anything is said. Default 200, of a P99 500.",
+        ),
+    ] = None
+    warm_up: Annotated[
+        Duration | None, Field(description="What is left out at the beginning of a step. Default 1m.")
+    ] = None
+
+
+GATE_RULES = (
+    rule(
+        "!(self.signal.startsWith('TTFT') || self.signal.startsWith('TPOT')) || "
+        f"self.maxRegressionPercent >= {QUANTILE_MARGIN_PERCENT}",
+        f"percentiles are known to 5 %: write maxRegressionPercent: {QUANTILE_MARGIN_PERCENT} or more",
+        field_path=".maxRegressionPercent",
+    ),
+)
+
+
+class RolloutSpec(Model):
+    """How a new revision takes over."""
+
+    order: Annotated[
+        OrderSpec | None, Field(description="A manual order, for example to go back to an earlier revision.")
+    ] = None
+
+    strategy: Annotated[
+        RolloutStrategy,
+        Field(
+            description="Rolling: new replicas get ready beside the old ones before traffic moves (needs room for "
+            "both). Recreate: the old ones stop first (no room needed; requests wait or fail meanwhile). Canary: the "
+            "new revision gets the traffic by steps, and goes on only while it is no worse than the old one."
+        ),
+    ] = RolloutStrategy.ROLLING
+    steps: Annotated[
+        list[Annotated[StepSpec, Field(json_schema_extra=rules(*STEP_RULES))]] | None,
+        Field(
+            min_length=1,
+            max_length=20,
+            description="Rising weights, the last one 100. Default: 5 (with one replica), 25, 100.",
+        ),
+    ] = None
+    gates: Annotated[
+        list[Annotated[GateSpec, Field(json_schema_extra=rules(*GATE_RULES))]] | None,
+        Field(
+            min_length=1,
+            max_length=16,
+            description="What may not get worse. Default: TTFTP50 by 10, TTFTP99 by 25, TPOTP99 by 15, ErrorRate by 1, "
+            "Cancelled by 3, and with spec.slo Goodput by 3.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["signal"]},
+        ),
+    ] = None
+    on_not_known: Annotated[
+        OnNotKnown | None,
+        Field(
+            description="What happens at a step's maxDuration when it is not known whether the new revision is worse: "
+            "Pause (it stays, and a later verdict still counts), Continue, Rollback. Default Pause."
+        ),
+    ] = None
+    on_breach: Annotated[
+        OnBreach | None,
+        Field(description="What happens when a gate is worse: Rollback, or Pause for a person. Default Rollback."),
+    ] = None
+    paused: Annotated[
+        bool | None,
+        Field(description="While true the new revision gets no more traffic; a rollback goes on."),
+    ] = None
+
+
+_CANARY_FIELDS = ("steps", "gates", "onNotKnown", "onBreach", "paused")
+
+ROLLOUT_RULES = (
+    rule(
+        "self.strategy == 'Canary' || !(" + " || ".join(f"has(self.{name})" for name in _CANARY_FIELDS) + ")",
+        f"{', '.join(_CANARY_FIELDS[:-1])} and paused are for strategy Canary: write strategy: Canary, or leave them "
+        "out",
+        field_path=".strategy",
+    ),
+    rule(
+        "self.strategy == 'Canary' || !has(self.order) || self.order.action == 'Pin'",
+        "Promote, Skip and Abort are orders about a Canary rollout: write strategy: Canary, or action: Pin",
+        field_path=".order.action",
+    ),
+    rule(
+        "!has(self.steps) || self.steps.size() == 0 || self.steps[self.steps.size() - 1].weight == 100",
+        "the last step gives the new revision all of the traffic: write weight: 100 there",
+        field_path=".steps",
+    ),
+    rule(
+        "!has(self.steps) || (self.steps.map(s, s.weight).isSorted() && "
+        "self.steps.all(s, self.steps.exists_one(t, t.weight == s.weight)))",
+        "each step gives the new revision more than the one before: write rising weights, for example 5, 25, 100",
+        field_path=".steps",
+    ),
+)

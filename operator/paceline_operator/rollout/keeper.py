@@ -1,0 +1,169 @@
+"""Looks at every rollout that is under way, every few seconds: asks the routers what both revisions did, and remembers
+the verdict. A pass asks for it, and takes the edge that is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from paceline_crds.rollout import RolloutStrategy
+from paceline_kube import JsonObject, Key, key_of
+from paceline_operator.rounds import come_round
+from paceline_operator.scaling.keeper import Seen
+from paceline_shadow_traffic.verdict import judge
+
+from .asked import Judgement
+from .gathering import ANCHOR_SECONDS, Heard, hear, major
+from .rules import Rules
+from .staging import stand_of
+from .state import SHADOW_STEP, Phase, State
+
+log = logging.getLogger(__name__)
+
+SAMPLES_PATH = "/v1/paceline/samples"
+INTERVAL_SECONDS = 10.0
+RETELL_SECONDS = 60.0
+"""After which the numbers of a verdict that stays the same are written down anew."""
+
+JUDGED = frozenset({Phase.PREPARING, Phase.JUDGING, Phase.HELD})
+"""Phases in which both revisions have requests, as every router has acknowledged."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One step of one service."""
+
+    about: tuple[str, str, int]
+    heard: Heard
+    judgement: Judgement | None = None
+    told: float = 0.0
+
+
+class RolloutKeeper:
+    """Judges, and says what was judged."""
+
+    def __init__(
+        self,
+        *,
+        services: Callable[[], Iterable[JsonObject]],
+        seen: Callable[[Key], Seen | None],
+        answers: Callable[[str], Awaitable[Mapping[str, Mapping[str, Any] | None]]],
+        changed: Callable[[Key], None],
+        clock: Callable[[], float],
+        interval: float = INTERVAL_SECONDS,
+        active: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """
+        Args:
+            services: all of them.
+            seen: one as the caches have it; None where it is gone or cannot be rendered.
+            answers: what each ready router answers at a path of its admin port, by its name; None: nothing.
+            changed: told of each service of which something else is known than before.
+            clock: seconds since the epoch.
+            interval: seconds between two looks.
+            active: whether this process is the one that looks.
+        """
+        self._services = services
+        self._seen = seen
+        self._answers = answers
+        self._changed = changed
+        self._clock = clock
+        self._interval = interval
+        self._active = active
+        self._watched: dict[Key, _Watched] = {}
+
+    def of(self, key: Key) -> Judgement | None:
+        """The newest verdict; None where nothing was judged."""
+        watched = self._watched.get(key)
+        return None if watched is None else watched.judgement
+
+    def forget(self) -> None:
+        """Begin anew: another leader may have moved traffic meanwhile."""
+        self._watched.clear()
+
+    async def run(self) -> None:
+        """For ever."""
+        await come_round(
+            self.look,
+            active=self._active,
+            interval=self._interval,
+            failure="the rollouts under way could not be judged",
+        )
+
+    async def look(self) -> None:
+        """Ask and judge, once for every rollout in which both revisions have requests."""
+        due: dict[Key, tuple[str, State, Rules]] = {}
+        for service in self._services():
+            if _is_staged(service) and (found := self._under_way(key_of(service))) is not None:
+                due[key_of(service)] = found
+        for key in self._watched.keys() - due.keys():
+            del self._watched[key]
+        await asyncio.gather(*(self._apart(key, *found) for key, found in due.items()))
+
+    def _under_way(self, key: Key) -> tuple[str, State, Rules] | None:
+        seen = self._seen(key)
+        stand = stand_of(seen.observed, seen.desired) if seen is not None else None
+        if seen is None or stand is None or seen.desired.rules is None:
+            return None
+        state = stand.state
+        if not state.candidate or state.phase not in JUDGED or not 0 < state.weight < 100:
+            return None
+        return seen.observed.uid, state, seen.desired.rules
+
+    async def _apart(self, key: Key, uid: str, state: State, rules: Rules) -> None:
+        """One service: a fault there must not stop the others, nor go unnoticed."""
+        try:
+            await self._judge(key, uid, state, rules)
+        except Exception:
+            log.exception("%s/%s: its rollout could not be judged", *key)
+
+    async def _judge(self, key: Key, uid: str, state: State, rules: Rules) -> None:
+        name, now = "/".join(key), self._clock()
+        about = (uid, state.candidate, state.generation)
+        watched = self._watched.get(key)
+        if watched is None or watched.about != about:
+            fresh = 0.0 <= now - state.since < ANCHOR_SECONDS
+            begin = state.since if fresh else now
+            watched = self._watched[key] = _Watched(about, Heard(begin, begin))
+        path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
+        pages = await self._answers(path)
+        now = self._clock()
+        watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
+        before, watched.judgement = watched.judgement, judgement(rules, state, watched.heard, now)
+        known = None if before is None else (before.verdict, before.step)
+        if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
+            watched.told = now
+            self._changed(key)
+
+
+def judgement(rules: Rules, state: State, heard: Heard, now: float) -> Judgement:
+    """The verdict on a step, of what was heard of it. Pure."""
+    evidence, minor = major(heard.windows)
+    steps = sum(step.weight < 100 for step in state.steps) + (rules.policy.shadow is not None)
+    weight = state.weight / 100 if state.step != SHADOW_STEP else None
+    found = judge(rules.gates, evidence, heard.since, now, steps, weight=weight)
+    words = [found.message]
+    if minor:
+        words.append(f"left out for few requests: {', '.join(minor)}")
+    if heard.trouble:
+        words.append(f"the last look: {heard.trouble}")
+    return Judgement(
+        state.candidate,
+        state.generation,
+        state.step,
+        heard.since,
+        found.verdict,
+        "; ".join(words),
+        now,
+        found.findings,
+    )
+
+
+def _is_staged(service: JsonObject) -> bool:
+    rollout = (service.get("spec") or {}).get("rollout")
+    return isinstance(rollout, dict) and rollout.get("strategy") == RolloutStrategy.CANARY

@@ -1,0 +1,128 @@
+"""A rollout as the status of the service tells it, and as the status of its revision keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline_crds.revision import GateStatus, RevisionRollout, RolloutEvent, VerdictStatus
+from paceline_crds.status import RolloutStatus
+from paceline_kube import JsonObject, Key, key_of
+
+from .asked import Judgement
+from .state import Phase, State
+from .transition import Record
+
+MOST_EVENTS = 40
+MOST_GATES = 64
+MESSAGE_CHARACTERS = 2000
+RETELL_SECONDS = 60.0
+"""After which the numbers of a verdict that stays the same are written anew."""
+
+
+def rollout_status(state: State | None, asked: str, judgement: Judgement | None) -> RolloutStatus | None:
+    """The entry in the status of the service; None where nothing is rolled out, refused or rejected.
+
+    Live numbers are not in it: it changes when a decision does.
+
+    Args:
+        asked: the revision that the spec asks for.
+    """
+    if state is None or not (state.candidate or state.rejected or state.phase is Phase.BLOCKED):
+        return None
+    under_way = bool(state.candidate)
+    return RolloutStatus(
+        revision=state.candidate or state.rejected or asked,
+        phase=state.phase.value,
+        step=state.step + 1 if under_way else None,
+        steps=len(state.steps) if under_way else None,
+        weight=state.weight,
+        since=stamp(state.since) if state.since else None,
+        verdict=judgement.verdict.value if judgement is not None and _is_about(judgement, state) else None,
+        reason=state.reason,
+        message=state.message[:MESSAGE_CHARACTERS],
+    )
+
+
+def told_of(services: Iterable[JsonObject]) -> dict[Key, Mapping[str, Any]]:
+    """The entries of all services that have one."""
+    found = ((key_of(service), (service.get("status") or {}).get("rollout")) for service in services)
+    return {key: told for key, told in found if isinstance(told, Mapping)}
+
+
+def _is_about(judgement: Judgement, state: State) -> bool:
+    said = (judgement.revision, judgement.generation, judgement.step)
+    return said == (state.candidate, state.generation, state.step)
+
+
+def rollout_of(obj: Mapping[str, Any]) -> RevisionRollout | None:
+    """What the status of a revision says of its rollout; None where it says nothing, or in another form."""
+    found = (obj.get("status") or {}).get("rollout")
+    if not found:
+        return None
+    try:
+        return RevisionRollout.model_validate(found, extra="ignore")
+    except ValidationError:
+        return None
+
+
+def with_event(kept: RevisionRollout | None, record: Record) -> RevisionRollout:
+    """With a decision at the end of its timeline."""
+    before = (kept.timeline if kept is not None else None) or []
+    event = RolloutEvent(
+        at=stamp(record.at),
+        phase=record.after.value,
+        weight=record.weight,
+        by=record.who,
+        reason=record.reason,
+        message=record.message[:MESSAGE_CHARACTERS],
+    )
+    return RevisionRollout(verdict=kept.verdict if kept is not None else None, timeline=[*before, event][-MOST_EVENTS:])
+
+
+def with_verdict(kept: RevisionRollout | None, judgement: Judgement, state: State) -> RevisionRollout | None:
+    """With a verdict; None where that is not worth a write."""
+    before = kept.verdict if kept is not None else None
+    if not _is_about(judgement, state):
+        return None
+    said = verdict_status(judgement, state)
+    if before is not None:
+        same = (before.verdict, before.generation, before.step) == (said.verdict, said.generation, said.step)
+        age = judgement.at - datetime.fromisoformat(before.at).timestamp()
+        if same and age < RETELL_SECONDS:
+            return None
+    return RevisionRollout(verdict=said, timeline=kept.timeline if kept is not None else None)
+
+
+def verdict_status(judgement: Judgement, state: State) -> VerdictStatus:
+    """A verdict as it is kept. What decided comes first: worse, then not known."""
+    order = {"Worse": 0, "NotKnown": 1}
+    findings = sorted(judgement.findings, key=lambda one: order.get(one[1].outcome, 2))
+    return VerdictStatus(
+        verdict=judgement.verdict.value,
+        message=judgement.message[:MESSAGE_CHARACTERS],
+        base=state.base,
+        generation=judgement.generation,
+        step=judgement.step + 1,
+        weight=state.weight,
+        since=stamp(judgement.since),
+        at=stamp(judgement.at),
+        gates=[
+            GateStatus(
+                place=place,
+                signal=found.gate.signal.value,
+                outcome=found.outcome.value,
+                reason=found.reason,
+                message=found.message[:MESSAGE_CHARACTERS],
+            )
+            for place, found in findings[:MOST_GATES]
+        ],
+    )
+
+
+def stamp(seconds: float) -> str:
+    """RFC 3339 in UTC, whole seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,194 @@
+"""Rollouts by steps on a real API server with its controllers; the router and the kubelet are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from operator_world import Operator, World
+from rolled_world import FollowingRouter, router_of
+
+from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, JsonObject
+
+pytestmark = pytest.mark.cluster
+
+GATES = [
+    {"signal": "TTFTP50", "maxRegressionPercent": 20, "minSamples": 100, "warmUp": "0s"},
+    {"signal": "ErrorRate", "maxRegressionPercent": 5, "minSamples": 100, "warmUp": "0s"},
+]
+ROLLOUT: JsonObject = {
+    "strategy": "Canary",
+    "gates": GATES,
+    "steps": [
+        {"weight": 10, "replicas": 1, "hold": "1s", "maxDuration": "10m"},
+        {"weight": 50, "hold": "1s", "maxDuration": "10m"},
+        {"weight": 100, "hold": "1s"},
+    ],
+}
+NEW = {"maxNumSeqs": 8}
+
+
+@asynccontextmanager
+async def rolled(
+    world: World, make_service: Callable[..., Any]
+) -> AsyncIterator[tuple[FollowingRouter, Callable[..., Any]]]:
+    """A service of two replicas that serves; yields its router, and what applies another spec."""
+    async with world.node() as pod, world.kubelet(), router_of(world) as router:
+
+        async def apply(rollout: JsonObject | None = None, **spec: Any) -> JsonObject:
+            return await world.apply(make_service(replicas=2, pod=pod, rollout=ROLLOUT | (rollout or {}), **spec))
+
+        async with operator(world, router):
+            await apply()
+            await world.until_ready()
+        yield router, apply
+
+
+def operator(world: World, router: FollowingRouter) -> Any:
+    return world.operator(router_admin_port=router.port, rollout_seconds=0.1)
+
+
+async def rollout(world: World) -> JsonObject:
+    found: JsonObject = ((await world.get(INFERENCESERVICES, "chat")).get("status") or {}).get("rollout") or {}
+    return found
+
+
+async def until_at(world: World, phase: str, weight: int, seconds: float = 60.0) -> JsonObject:
+    async def check() -> bool:
+        said = await rollout(world)
+        return (said.get("phase"), said.get("weight")) == (phase, weight)
+
+    await world.until(check, f"the rollout is {phase} at {weight} %", seconds)
+    return await rollout(world)
+
+
+async def counts(world: World) -> list[int]:
+    """Replicas asked for, the oldest revision first."""
+    revisions = sorted(await world.all(INFERENCEREVISIONS), key=lambda r: r["metadata"]["creationTimestamp"])
+    by_hash = {
+        d["metadata"]["labels"]["paceline.io/pool-hash"]: d["spec"]["replicas"] for d in await world.all(DEPLOYMENTS)
+    }
+    return [by_hash.get(r["spec"]["pools"][0]["hash"], 0) for r in revisions]
+
+
+def weights(router: FollowingRouter, revision: str) -> list[int]:
+    """What a router gave a revision, in order, from nothing on."""
+    found = [sum(e["weight"] for e in traffic["entries"] if e["revision"] == revision) for traffic in router.followed]
+    return [new for old, new in pairwise([0, *found]) if new != old]
+
+
+async def revision_status(world: World, name: str) -> JsonObject:
+    found: JsonObject = ((await world.get(INFERENCEREVISIONS, name)).get("status") or {}).get("rollout") or {}
+    return found
+
+
+def reasons(told: Operator) -> list[str]:
+    return [reason.removeprefix("Rollout") for reason in told.told.reasons() if reason.startswith("Rollout")]
+
+
+async def test_a_good_revision_goes_through_its_steps_by_itself(world: World, make_service: Callable[..., Any]) -> None:
+    async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
+        before = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
+        await apply(runtime=NEW)
+        service = await world.until_ready()
+        after = service["status"]["currentRevision"]
+        assert after != before
+        assert weights(router, after) == [10, 50, 100]
+        generations = [traffic["generation"] for traffic in router.followed]
+        assert generations == sorted(generations)
+
+        async def alone() -> bool:
+            return await counts(world) == [0, 2]
+
+        await world.until(alone, "the old revision has no replica")
+        assert "rollout" not in service["status"]
+        assert reasons(told) == ["Begun", *["Moving", "Followed", "Passed"] * 2, "Moving", "Followed", "Finished"]
+        kept = await revision_status(world, after)
+        assert (kept["verdict"]["verdict"], kept["verdict"]["base"], kept["verdict"]["weight"]) == ("Pass", before, 50)
+        assert [one["reason"] for one in kept["timeline"]] == reasons(told)
+        assert told.errors == []
+
+
+async def test_a_slow_one_is_rolled_back_with_the_reason_and_not_begun_again(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
+        before = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
+        await apply({"paused": True}, runtime=NEW)
+        blocked = await until_at(world, "Blocked", 0)
+        assert blocked["reason"] == "Paused"
+        assert await counts(world) == [2, 0]
+        bad = blocked["revision"]
+        router.slow[bad] = 2.0
+        await apply(runtime=NEW)
+        said = await until_at(world, "Idle", 0)
+        assert (said["revision"], said["reason"]) == (bad, "RolledBack")
+        assert "TTFTP50 is worse" in said["message"]
+        service = await world.until_ready(reason="RolledBack")
+        assert service["status"]["currentRevision"] == before
+        assert (await world.condition(type="TrafficReady"))["status"] == "True"
+        assert weights(router, bad) == [10, 0]
+
+        async def gone() -> bool:
+            return await counts(world) == [2, 0]
+
+        await world.until(gone, "the bad revision has no replica")
+        kept = await revision_status(world, bad)
+        assert kept["verdict"]["verdict"] == "Fail"
+        assert kept["verdict"]["gates"][0]["outcome"] == "Worse"
+        assert reasons(told)[-2:] == ["GateWorse", "RolledBack"]
+        # What was rejected stays so across a restart, until a person or another spec says otherwise.
+    async with world.kubelet(), operator(world, router) as told:
+        ready = await world.condition()
+        assert ready["reason"] == "RolledBack"
+        assert await counts(world) == [2, 0]
+        await world.apply(make_service(replicas=2, rollout=ROLLOUT))
+
+
+async def test_an_abort_takes_it_back_once_every_router_has_left_and_a_promote_brings_it(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
+        await apply({"steps": [{"weight": 10, "hold": "1h"}, {"weight": 100, "hold": "0s"}]}, runtime=NEW)
+        revision = (await until_at(world, "Judging", 10))["revision"]
+        router.lags = True
+        steps = [{"weight": 10, "hold": "1h"}, {"weight": 100, "hold": "0s"}]
+        order = {"revision": revision, "action": "Abort", "by": "ann", "why": "wrong language"}
+        await apply({"steps": steps, "order": order}, runtime=NEW)
+        said = await until_at(world, "RollingBack", 0)
+        assert said["message"] == "Abort by ann: wrong language"
+        assert await counts(world) == [2, 1], "the router still sends it requests"
+        router.lags = False
+        await until_at(world, "Idle", 0)
+        await apply({"steps": steps, "order": {**order, "action": "Promote"}}, runtime=NEW)
+        service = await world.until_ready()
+        assert service["status"]["currentRevision"] == revision
+        timeline = (await revision_status(world, revision))["timeline"]
+        assert [(one["by"], one["reason"]) for one in timeline if one["by"] != "paceline"] == [
+            ("ann", "Aborted"),
+            ("ann", "Begun"),
+        ]
+        assert told.errors == []
+
+
+async def test_an_operator_that_is_started_anew_at_every_edge_gives_no_wrong_weight(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    async with rolled(world, make_service) as (router, apply):
+        await apply(runtime=NEW)
+        edges: list[str] = []
+        while "Finished" not in edges:
+            async with operator(world, router) as told:
+
+                async def acted(told: Operator = told) -> bool:
+                    return bool(reasons(told))
+
+                await world.until(acted, "an edge is taken")
+            edges += reasons(told)
+        async with operator(world, router):
+            service = await world.until_ready()
+        after = service["status"]["currentRevision"]
+        assert weights(router, after) == [10, 50, 100]
