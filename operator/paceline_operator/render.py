@@ -275,7 +275,11 @@ def _given(layers: Layers) -> dict[str, Value]:
             "tenant_max_seqs": runtime.tenant_max_seqs,
         }
         if (cache := runtime.kv_cache) is not None:
-            written |= {"kv_cache_memory": cache.memory, "kv_host_memory": cache.host_memory}
+            written |= {
+                "kv_cache_memory": cache.memory,
+                "kv_cache_quantization": cache.quantization,
+                "kv_host_memory": cache.host_memory,
+            }
         if (prefix := runtime.prefix_caching) is not None:
             written |= {
                 "prefix_caching": prefix.enabled,

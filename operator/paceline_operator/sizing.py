@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from paceline_crds.quantities import parse_quantity, parse_size
 from paceline_crds.revision import RevisionPool
-from paceline_crds.runtime_config import Origin, RuntimeParameters, WeightType
+from paceline_crds.runtime_config import KVQuantization, Origin, RuntimeParameters, WeightType
 from paceline_planner.accelerators import Accelerator, cpu
 from paceline_planner.defaults import Asked, require_length, resolve
 from paceline_planner.labels import LABELS, UnknownAccelerator, accelerator_of
@@ -26,7 +26,7 @@ from .defaults import Defaults
 SIZES = ("max_model_len", "max_num_seqs", "kv_cache_memory")
 """What the ledger resolves."""
 
-MATTERS = (*SIZES, "block_size", "max_batched_tokens", "dtype")
+MATTERS = (*SIZES, "block_size", "max_batched_tokens", "dtype", "kv_cache_quantization")
 """Parameters that it counts with, where they are given."""
 
 
@@ -124,9 +124,13 @@ def _count(model: ModelShape, asked: Inputs, accelerator: str | None, defaults: 
     given = asked.given
     wide = accelerator is None
     weights = {WeightType.FLOAT32: "fp32", WeightType.BFLOAT16: "bf16"}.get(given.get("dtype", WeightType.AUTO))
+    quantised = {KVQuantization.FP8: "fp8", KVQuantization.INT8: "int8"}.get(
+        given.get("kv_cache_quantization", KVQuantization.NONE)
+    )
     kinds = {
         "weights": weights or ("fp32" if wide else "bf16"),
-        "kv": "fp32" if wide else "bf16",
+        "kv": quantised or ("fp32" if wide else "bf16"),
+        "kv_scales": "token",
         "block_size": given.get("block_size", defaults.block_size),
     }
     cache = given.get("kv_cache_memory")

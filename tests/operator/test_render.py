@@ -57,7 +57,7 @@ def test_names_and_hashes_of_a_plain_service_are_the_same_for_ever() -> None:
 
 def test_what_the_spec_says_of_queue_and_memory_reaches_the_engine() -> None:
     runtime = {
-        "kvCache": {"memory": "2Gi", "hostMemory": "4Gi"},
+        "kvCache": {"memory": "2Gi", "hostMemory": "4Gi", "quantization": "INT8"},
         "prefixCaching": {"isolation": "None", "evictionWatermarkPercent": 80},
         "scheduling": {"policy": "Priority", "underPressure": "ShortestRemaining"},
         "dtype": "BFloat16",
@@ -67,6 +67,7 @@ def test_what_the_spec_says_of_queue_and_memory_reaches_the_engine() -> None:
     [pool] = rendered(runtime=runtime).pools
     parameters = pool.config.parameters
     assert (parameters.kv_cache_memory, parameters.kv_host_memory) == ("2Gi", "4Gi")
+    assert parameters.kv_cache_quantization == "INT8"
     assert (parameters.prefix_isolation, parameters.eviction_watermark_percent) == ("None", 80)
     assert (parameters.scheduling_policy, parameters.scheduling_fair_share) == ("Priority", False)
     assert parameters.scheduling_under_pressure == "ShortestRemaining"

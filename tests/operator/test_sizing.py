@@ -58,6 +58,15 @@ def test_where_model_and_accelerator_are_known_the_ledger_sets_the_sizes_and_say
     assert pool.ledger.startswith("on H100, weights 15.0 GiB (bf16, 8.03 B parameters) + margin 16.0 GiB")
 
 
+@pytest.mark.parametrize("kind", ["FP8", "INT8"])
+def test_a_cache_in_8_bits_is_counted_with_its_scales(kind: str) -> None:
+    [pool] = rendered(**ON_H100, runtime={"kvCache": {"quantization": kind}}).pools
+    # 2 × 32 layers × 8 heads × (128 + 4) bytes a token, instead of × 256.
+    held = 50219 * 2**20 // 67584
+    assert sizes_of(pool) == (16384, held // 16384, "50219Mi")
+    assert pool.config.origins["kvCacheQuantization"] == "spec"
+
+
 def test_what_the_spec_says_stays_and_keeps_its_origin() -> None:
     pools = [{"name": "long", "runtime": {"maxModelLen": 131072}}]
     default, long = rendered(**ON_H100, runtime={"maxNumSeqs": 8, "kvCache": {"memory": "20Gi"}}, pools=pools).pools
