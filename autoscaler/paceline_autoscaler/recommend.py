@@ -193,7 +193,8 @@ def _remember(observed: Observed, state: State, demand: _Demand, rest: int, busy
         # A hole in the window: it begins anew with complete signals, and the history keeps only what was measured.
         return replace(state, since=None, backlog=backlog, needs=needs, idle_since=None)
     work = demand.load.work(observed.rates)
-    idle = not busy and observed.fleet.desired <= 1
+    # A replica that was asked for gets to serve once, however long its start takes.
+    idle = not busy and observed.fleet.desired <= 1 and not _coming(observed, now)
     return replace(
         state,
         since=now if state.since is None else state.since,
@@ -296,9 +297,14 @@ def _up(observed: Observed, demand: _Demand, need: int, now: float) -> tuple[int
     reached = min(need, current + step)
     if current == 0:
         return reached, "Wake", f"{demand.held:.0f} requests are held"
-    coming = sum(now - started < OVERDUE * observed.start_up for started in fleet.starting)
+    coming = _coming(observed, now)
     beside = f", beside {coming} that start" if coming else ""
     return reached, "MoreNeeded", f"{need} are needed for the load in {observed.start_up:.0f} s{beside}"
+
+
+def _coming(observed: Observed, now: float) -> int:
+    """Replicas that start, and can still be counted on."""
+    return sum(now - started < OVERDUE * observed.start_up for started in observed.fleet.starting)
 
 
 def _bound(observed: Observed, wanted: int, reason: str, message: str) -> tuple[int, str, str]:

@@ -234,6 +234,15 @@ def test_a_quota_bounds_what_is_added_and_takes_nothing_away() -> None:
     assert held.see(load(100.0), quota=5).replicas == 8
 
 
+def test_a_replica_that_starts_is_not_idle_until_its_start_takes_far_too_long() -> None:
+    pool = Pool(1, replace(SETTINGS, least=0, idle_after=30.0, down_window=20.0))
+    while pool.now < 3.0 * SETTINGS.start_up:
+        assert pool.see(load(0.0, pool.now), ready=0, starting=(0.0,)).replicas == 1
+    for _ in range(10):
+        decision = pool.see(load(0.0, pool.now), ready=0, starting=(0.0,))
+    assert decision.replicas == 0
+
+
 def test_the_last_replica_goes_after_an_idle_time_of_its_own() -> None:
     """C085: five replicas, no load: by steps to one, then to none after the idle time at one."""
     pool = Pool(5, replace(SETTINGS, least=0, idle_after=300.0, down_share=0.1))
