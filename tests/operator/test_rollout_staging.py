@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from planned_world import LIMITS, World, spec
 
+from paceline_autoscaler.capacity import Objectives
 from paceline_operator.actions import Phase
 from paceline_operator.observed import Traffic
 from paceline_operator.rollout.staging import plan, stand_of
 from paceline_operator.rollout.state import Phase as Stage
+from paceline_operator.scaling.asked import Asked
+from paceline_operator.scaling.fleet import ordered, standing
 from paceline_shadow_traffic.verdict import Verdict
 
 STEPS = [{"weight": 10, "replicas": 1, "hold": "60s", "maxDuration": "10m"}, {"weight": 50, "hold": "60s"}]
@@ -291,6 +294,35 @@ def test_a_record_of_a_rollout_that_cannot_be_read_is_begun_anew_with_the_weight
     world.settle()
     assert (stage(world), shares(world)) == (Stage.JUDGING, {"A": 90, "B": 10})
     assert traffic(world).generation > before.generation
+
+
+@pytest.mark.parametrize("free", [100, 1])
+def test_the_count_that_follows_load_is_read_back_from_both_revisions(free: int) -> None:
+    """An operator that is started anew in the middle finds what was decided."""
+    bounds = Asked(1, 8, 1, Objectives(None, None))
+    world = rolled()
+    world.free = free
+    changed(world)
+    world.verdict = Verdict.PASS
+    world.settle()
+    for _ in range(4):
+        assert ordered(world.seen, world.desired(), "default", bounds) == 4, (stage(world), counts(world))
+        seen = standing(world.seen, world.desired(), "default")
+        assert seen is not None
+        assert seen.rolling == (traffic(world).rollout is not None)
+        if traffic(world).rollout is not None:
+            assert len(seen.loaded) == sum(counts(world)), "both revisions carry the load"
+        wait(world, 61.0)
+
+
+def test_a_rejected_revision_holds_up_no_scaling() -> None:
+    world = changed(rolled())
+    world.settle()
+    world.verdict = Verdict.FAIL
+    world.settle()
+    seen = standing(world.seen, world.desired(), "default")
+    assert seen is not None
+    assert (seen.rolling, len(seen.pods), len(seen.loaded)) == (False, 4, 4)
 
 
 @pytest.mark.parametrize("seed", range(12))

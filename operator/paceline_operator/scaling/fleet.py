@@ -13,6 +13,7 @@ from paceline_crds.revision import RevisionPool
 from paceline_operator.actions import child_name
 from paceline_operator.observed import DeploymentView, Observed, Ownership, PodView
 from paceline_operator.render import Desired
+from paceline_operator.rollout.state import State
 
 from .asked import Asked
 
@@ -26,6 +27,8 @@ class Standing:
         pods: that are neither over nor ending.
         rolling: another revision is on its way, or its replicas are still there.
         starts: (fastest, slowest) seconds of measured starts, empty where there are none.
+        beside: replicas of a revision that is rolled out by steps; they carry a part of the load, and what becomes of
+            them is the rollout's to say.
     """
 
     pool: RevisionPool
@@ -33,11 +36,17 @@ class Standing:
     pods: tuple[PodView, ...]
     rolling: bool
     starts: tuple[float, ...]
+    beside: tuple[PodView, ...] = ()
 
     @property
     def ready(self) -> tuple[PodView, ...]:
         """Those that take requests."""
         return tuple(pod for pod in self.pods if pod.ready)
+
+    @property
+    def loaded(self) -> tuple[PodView, ...]:
+        """Those whose load together is the pool's."""
+        return (*self.ready, *(pod for pod in self.beside if pod.ready))
 
 
 def standing(observed: Observed, desired: Desired, name: str) -> Standing | None:
@@ -48,8 +57,12 @@ def standing(observed: Observed, desired: Desired, name: str) -> Standing | None
     pool = rendered.get(name)
     if pool is None:
         return None
-    others = {child_name(observed.name, pool) for pool in desired.pools}
-    rolling = serving is None or serving.name != desired.revision
+    state = traffic.rollout if traffic is not None else None
+    stays = state is not None and not state.candidate and desired.revision != state.base
+    asked_for = serving.pools if serving is not None and stays else desired.pools
+    others = {child_name(observed.name, pool) for pool in asked_for}
+    # A revision that was rejected, or cannot begin, is not on its way.
+    rolling = serving is None or (serving.name != desired.revision and not stays)
     rolling |= any(
         d.name not in others and d.replicas and d.owner is not Ownership.FOREIGN for d in observed.deployments
     )
@@ -61,7 +74,16 @@ def standing(observed: Observed, desired: Desired, name: str) -> Standing | None
         pods,
         rolling,
         () if took is None else (float(took.fastest), float(took.slowest)),
+        _beside(observed, pool),
     )
+
+
+def _beside(observed: Observed, pool: RevisionPool) -> tuple[PodView, ...]:
+    """Replicas of the same pool in a revision that has a part of the traffic, and another configuration."""
+    state = observed.traffic.rollout if observed.traffic is not None else None
+    candidate = observed.revision(state.candidate) if state is not None and state.weight else None
+    hashes = {other.hash for other in (candidate.pools if candidate else ()) if other.name == pool.name} - {pool.hash}
+    return tuple(pod for pod in observed.pods if pod.hash in hashes and not pod.over and not pod.terminating)
 
 
 def fleet_of(seen: Standing, target: int, draining: Collection[str], aside: Collection[str]) -> Fleet:
@@ -74,7 +96,7 @@ def fleet_of(seen: Standing, target: int, draining: Collection[str], aside: Coll
     deployment, pods = seen.deployment, seen.pods
     pending = [pod for pod in pods if not pod.ready and _unplaced(pod)]
     starting = [pod for pod in pods if not pod.ready and not _unplaced(pod)]
-    ready = [pod for pod in seen.ready if pod.uid not in draining]
+    ready = [pod for pod in seen.loaded if pod.uid not in draining]
     problem = deployment.problem if deployment is not None else None
     refused = problem is not None and problem.reason is Reason.QUOTA_EXCEEDED
     silent = sum(pod.uid in aside for pod in ready)
@@ -100,7 +122,22 @@ def ordered(observed: Observed, desired: Desired, name: str, asked: Asked) -> in
         if d.hash in hashes and d.owner is not Ownership.FOREIGN and not d.deleting
     ]
     count = max(counts, default=None)
+    if traffic is not None and traffic.rollout is not None and traffic.rollout.candidate:
+        count = _together(observed, traffic.rollout, name) or count
     return asked.initial if count is None or (count == 0 and asked.least > 0) else count
+
+
+def _together(observed: Observed, state: State, name: str) -> int | None:
+    """The least count of a pool that a rollout by steps splits into what its Deployments ask for; None: there is none."""
+
+    def asked_of(revision: str) -> int:
+        view = observed.revision(revision)
+        hashes = {pool.hash for pool in (view.pools if view else ()) if pool.name == name}
+        return sum(d.replicas for d in observed.deployments if d.hash in hashes and not d.deleting)
+
+    base, candidate = asked_of(state.base), asked_of(state.candidate)
+    splits = ((count, state.replicas(count)) for count in range(1, base + candidate + 1))
+    return next((count for count, it in splits if it.base >= base and it.candidate >= candidate), None)
 
 
 def with_counts(

@@ -247,7 +247,7 @@ class ScalingKeeper:
             return
         held = pages.held(key, name if len(seen.desired.pools) > 1 else None)
         memory = known.memory.get(name, Memory())
-        ready = {pod.uid for pod in where.ready}
+        ready = {pod.uid for pod in where.loaded}
         said = await self._replicas.ask(pod for pod in seen.pods if pod["metadata"]["uid"] in ready)
         keep = (RATE_LOOKS + 0.5) * self._pace
         heard = known.heard[name] = hear(known.heard.get(name, {}), said, keep)
