@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,11 @@ import openai
 import pytest
 
 from paceline_router.flow.polling import poll
+from paceline_router.table.records import Replica, Service, Shadow, Table, TrafficShare
+from paceline_shadow_traffic.recorder.recorder import Recorder
+from paceline_shadow_traffic.recorder.records import row_of
+from paceline_shadow_traffic.recorder.store import Limits, Store
+from paceline_shadow_traffic.share import Share
 
 pytestmark = pytest.mark.model
 
@@ -100,3 +106,54 @@ async def test_answers_streams_errors_and_cancellation_through_the_router(
     await running.close()
     await client.close()
     polling.cancel()
+
+
+async def test_copies_for_a_candidate_of_the_same_engine_lose_no_answer_and_find_no_difference(
+    router: Any, runtime: tuple[asyncio.subprocess.Process, int], helpers: Any, tmp_path: Path
+) -> None:
+    recorder = Recorder(Store(tmp_path / "comparisons", Limits()), replay_percent=100.0)
+    recorder.start()
+
+    class Straight:
+        """Gives pairs to a recorder in this process."""
+
+        def put(self, _url: str, pair: Any, _counts: Any) -> None:
+            recorder.offer([pair])
+
+    replicas = {
+        name: Replica(name, name, helpers.KEY, "default", "", "127.0.0.1", runtime[1], True, False, revision=name)
+        for name in ("old", "new")
+    }
+    made = Service(
+        helpers.KEY,
+        helpers.MODEL,
+        traffic=(TrafficShare("default", "old", 100),),
+        shadow=Shadow("new", 100, recorder="http://recorder.invalid"),
+    )
+    service = await router(table=Table(services={helpers.KEY: made}, replicas=replicas))
+    service.plane.living[helpers.KEY].shadow.sender = Straight()
+    client = openai.AsyncOpenAI(base_url=service.url + "/v1", api_key="k", max_retries=0, timeout=120)
+    options: Any = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 8}
+    answers = []
+    for number in range(6):
+        temperature = 0.0 if number < 4 else 0.9
+        if number % 2:
+            stream = await client.chat.completions.create(**options, temperature=temperature, stream=True)
+            answers.append("".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices]))
+        else:
+            whole = await client.chat.completions.create(**options, temperature=temperature)
+            answers.append(whole.choices[0].message.content or "")
+    assert all(answers)
+    async with asyncio.timeout(120):
+        while recorder.replayer.outcomes["replayed"] < 6:
+            await asyncio.sleep(0.1)
+    assert service.outcomes() == {"2xx": 6}
+    [(place, records)] = recorder.store.between(0.0, 1e12).items()
+    row = row_of(place, records)
+    assert (row.pairs, dict(row.failed)) == (6, {})
+    assert row.candidate.different == Share(0.0, 6.0)  # four greedy ones, and two that were replayed so
+    assert row.itself.different == Share(0.0, 6.0)
+    assert row.candidate.sides.base.answers == row.candidate.sides.candidate.answers == 6
+    assert row.ttft.base.count == row.ttft.candidate.count == row.tpot.candidate.count == 3
+    await client.close()
+    await asyncio.to_thread(recorder.stop)
