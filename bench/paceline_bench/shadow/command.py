@@ -194,7 +194,8 @@ def _recorder(folder: Path) -> Iterator[str]:
     """A real recorder, behind everything else on its core: in a cluster it is on another machine."""
     (data := folder / "recorder").mkdir()
     command = [sys.executable, "-m", "paceline_shadow_traffic", "--data", str(data), "--host", "127.0.0.1"]
-    command = ["nice", "-n", "19", *pinned([*command, "--port", "0", "--replay-percent", "0"], cores()[1])]
+    low = ["chrt", "--other", "0", "nice", "-n", "19"]
+    command = [*low, *pinned([*command, "--port", "0", "--replay-percent", "0"], cores()[1])]
     environment = {"PACELINE_ADMIN_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
     with ProcessGroup(command, environment=environment, log=folder / "recorder.log", piped=True) as group:
         yield group.stdout.readline().decode().split()[-1]
