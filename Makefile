@@ -9,7 +9,7 @@ RERUNS := $(if $(CI),--reruns 1 --reruns-delay 5 -rRfE --tb=short,)
 PYTEST := $(BIN)/python -m pytest $(RERUNS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo demo-down test test-fast test-router-compiled e2e lint format crds router-compiled bench gpu-check gpu-pack soak
+.PHONY: help install lock demo demo-rollout demo-down test test-fast test-router-compiled e2e lint format crds router-compiled bench gpu-check gpu-pack soak
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-21s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ lock: ## resolve requirements/*.txt anew (hashes, no addresses)
 
 demo: $(STAMP) ## from nothing to a streamed chat answer on this machine
 	$(BIN)/python -m paceline_cli demo up
+
+demo-rollout: $(STAMP) ## a good, a slow and a wrong version rolled out by steps under requests (a quarter of an hour)
+	$(BIN)/python -m paceline_cli demo rollout
 
 demo-down: $(STAMP) ## stop the demo and delete its state
 	$(BIN)/python -m paceline_cli demo down
@@ -70,7 +73,8 @@ test-router-compiled: $(STAMP) ## the router's tests on such a build, made witho
 	MYPYC_OPT_LEVEL=0 $(BIN)/python router/compile.py build/router-test
 	PYTHONPATH=build/router-test PACELINE_ROUTER_BUILD=compiled $(PYTEST) -m "not cluster and not model and not long" tests/router
 
-e2e: built ## the long end-to-end chain on a real API server
+e2e: $(STAMP) ## the long end-to-end chain on a real API server
+	$(BIN)/python -m paceline_local build --prometheus --alertmanager
 	$(PYTEST) -m "long" --durations=15 e2e
 
 bench: router-compiled ## engine, server, scheduler and router, side by side with the peers that are installed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_cli.demo import DemoError, service_in
+from paceline_cli.demo.first import DemoError, service_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

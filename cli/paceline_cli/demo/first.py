@@ -1,4 +1,4 @@
-"""`paceline demo`: a local Kubernetes, Paceline in it, a model applied, and its answer streamed to the terminal."""
+"""`paceline demo up|down`: a local Kubernetes, Paceline in it, a model applied, its answer streamed to the terminal."""
 
 from __future__ import annotations
 
@@ -26,20 +26,11 @@ from paceline_local.state import Shape
 READY_TIMEOUT_SECONDS = 300.0
 QUESTION = "What is the capital of France, and what is it known for?"
 
-app = typer.Typer(
-    name="demo",
-    help="From nothing to a streamed chat answer on this machine, and back.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Examples:  paceline demo up  |  paceline demo up --question 'Why is the sky blue?'  |  paceline demo down",
-)
-
 
 class DemoError(LocalError):
     """The demo did not get to its answer."""
 
 
-@app.command(epilog="Examples:  paceline demo up  |  paceline demo up --question 'Why is the sky blue?'")
 def up(
     question: Annotated[str, typer.Option(help="What to ask the model.")] = QUESTION,
     manifest: Annotated[
@@ -55,7 +46,7 @@ def up(
     """Bring everything up, apply the example and ask it a question. Safe to run again."""
     progress = StreamProgress()
     try:
-        cluster = bring_up(None, lambda shape: _shape(shape, prometheus), progress)
+        cluster = bring_up(None, lambda shape: shape_of(shape, prometheus), progress)
         service = apply_service(cluster, manifest or paths.checkout_root() / "examples" / "smollm2.yaml", progress)
         wait_until_ready(cluster, service, progress)
         progress(f"asking {service.model!r} through the router at {cluster.router_url}")
@@ -70,14 +61,14 @@ def up(
         raise typer.Exit(getattr(error, "exit_code", 1)) from error
 
 
-@app.command(epilog="Examples:  paceline demo down")
 def down() -> None:
     """Stop everything the demo runs and delete its state; what was built stays in the cache."""
     if not lifecycle.down(None, StreamProgress()):
         typer.echo("nothing to stop: no demo is up")
 
 
-def _shape(shape: Shape, prometheus: bool) -> Shape:
+def shape_of(shape: Shape, prometheus: bool) -> Shape:
+    """What the demo's instance consists of."""
     return replace(shape, nodes=max(1, shape.nodes), bare=False, prometheus=prometheus)
 
 
@@ -142,7 +133,7 @@ def wait_until_ready(cluster: Cluster, service: Service, progress: Progress) -> 
     raise DemoError(f"{service.namespace}/{service.name} is not ready after {READY_TIMEOUT_SECONDS:.0f} s: {words}")
 
 
-def ask(base_url: str, model: str, question: str) -> Iterator[str]:
+def ask(base_url: str, model: str, question: str, max_tokens: int = 120) -> Iterator[str]:
     """Stream a chat answer piece by piece, as it is made.
 
     Raises:
@@ -150,7 +141,7 @@ def ask(base_url: str, model: str, question: str) -> Iterator[str]:
     """
     messages = [{"role": "user", "content": question}]
     # Greedy: so small a model wanders off when its words are drawn by lot.
-    body = {"model": model, "messages": messages, "stream": True, "max_tokens": 120, "temperature": 0}
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens, "temperature": 0}
     request = urllib.request.Request(
         f"{base_url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
