@@ -1,9 +1,10 @@
-"""Builds the control plane and Prometheus from their pinned Go modules, once for each content."""
+"""Builds the control plane, Prometheus and Alertmanager from their pinned Go modules, once for each content."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -37,6 +38,8 @@ class GoModule:
     """Name of a file that the build makes."""
     links: tuple[str, ...] = ()
     """Names under which `program` is also found."""
+    page: tuple[str, str] | None = None
+    """A module and the folder in it that a program embeds as its web page, where the published module lacks it."""
 
     @property
     def folder(self) -> Path:
@@ -83,6 +86,17 @@ PROMETHEUS = GoModule(
     ),
     program="prometheus",
 )
+ALERTMANAGER = GoModule(
+    name="alertmanager",
+    title="Alertmanager",
+    packages=(
+        "github.com/prometheus/alertmanager/cmd/alertmanager",
+        "github.com/prometheus/alertmanager/cmd/amtool",
+    ),
+    flags=("-trimpath", "-mod=readonly", "-buildvcs=false", "-ldflags=-s -w"),
+    program="alertmanager",
+    page=("github.com/prometheus/alertmanager", "ui/app/dist"),
+)
 
 
 def content_hash(module: GoModule) -> str:
@@ -92,7 +106,8 @@ def content_hash(module: GoModule) -> str:
     for path in files:
         content = path.read_bytes()
         digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    digest.update(repr((module.packages, module.flags, module.program, module.links)).encode())
+    made = (module.packages, module.flags, module.program, module.links)
+    digest.update(repr((*made, module.page) if module.page else made).encode())
     return digest.hexdigest()[:16]
 
 
@@ -164,9 +179,9 @@ def _run_go(command: list[str], folder: Path, progress: Progress, step: Callable
         raise LocalError(f"`{' '.join(command[:3])}` failed in {folder}:\n{''.join(counter.tail).strip()}")
 
 
-def _count_packages(go: Path, module: GoModule) -> int:
+def _go_list(go: Path, module: GoModule, *arguments: str) -> list[str]:
     listed = subprocess.run(
-        [go, "list", "-deps", *module.flags, *module.packages],
+        [go, "list", *arguments],
         cwd=module.folder,
         env=_environment(),
         capture_output=True,
@@ -175,7 +190,27 @@ def _count_packages(go: Path, module: GoModule) -> int:
     )
     if listed.returncode != 0:
         raise LocalError(f"`go list` failed in {module.folder}:\n{listed.stderr.strip()}")
-    return len(listed.stdout.splitlines())
+    return listed.stdout.splitlines()
+
+
+def _with_page(go: Path, module: GoModule, scratch: Path) -> tuple[str, ...]:
+    """Flags for a build with an empty web page: the page of a published module is made by tools that we have not."""
+    if module.page is None:
+        return ()
+    path, page = module.page
+    (published,) = _go_list(go, module, "-m", "-f", "{{.Dir}}", path)
+    copy = scratch / "module"
+    # Modules are kept read-only.
+    shutil.copytree(published, copy, copy_function=shutil.copyfile)
+    for folder in (copy, *(each for each in copy.rglob("*") if each.is_dir())):
+        folder.chmod(0o755)
+    (copy / page).mkdir(parents=True)
+    (copy / page / "index.html").write_text("<p>This build has no page; the API is at /api/v2.</p>\n")
+    for name in ("go.mod", "go.sum"):
+        shutil.copyfile(module.folder / name, scratch / name)
+    with (scratch / "go.mod").open("a") as file:
+        file.write(f"\nreplace {path} => {copy}\n")
+    return (f"-modfile={scratch / 'go.mod'}",)
 
 
 def _build(module: GoModule, target: Path, progress: Progress) -> None:
@@ -187,14 +222,15 @@ def _build(module: GoModule, target: Path, progress: Progress) -> None:
         progress,
         lambda steps: f"downloading the modules of {module.title}: {steps} steps done",
     )
-    total = _count_packages(go, module)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{module.name}-") as scratch:
+        flags = (*module.flags, *_with_page(go, module, Path(scratch)))
+        total = len(_go_list(go, module, "-deps", *flags, *module.packages))
         made = Path(scratch) / "made"
         made.mkdir()
         # A folder as output, with its slash: go then names each program after its package.
         output = f"{made}/" if len(module.packages) > 1 else str(made / module.program)
         _run_go(
-            [str(go), "build", "-v", *module.flags, "-o", output, *module.packages],
+            [str(go), "build", "-v", *flags, "-o", output, *module.packages],
             module.folder,
             progress,
             lambda steps: f"building {module.title}: {steps} packages of at most {total} compiled",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from paceline_local import install, lifecycle, progress
-from paceline_local.build import PROMETHEUS, control_plane_tools, ensure_built
+from paceline_local.build import ALERTMANAGER, PROMETHEUS, control_plane_tools, ensure_built
 from paceline_local.cluster import Cluster
 from paceline_local.errors import LocalError
 from paceline_local.state import Instance, Shape
@@ -194,6 +194,7 @@ def env(directory: DirectoryOption = None, output: OutputOption = Output.text) -
 @app.command(epilog="Examples:  paceline local build  |  paceline local build --prometheus")
 def build(
     prometheus: Annotated[bool, typer.Option("--prometheus", help="Build Prometheus and promtool as well.")] = False,
+    alertmanager: Annotated[bool, typer.Option("--alertmanager", help="Build Alertmanager and amtool.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Build what `up` would build, and no more; does nothing where it is built. For images and CI."""
@@ -202,6 +203,9 @@ def build(
     if prometheus:
         folder = _or_exit(lambda: ensure_built(PROMETHEUS, report))
         programs |= {"prometheus": folder / "prometheus", "promtool": folder / "promtool"}
+    if alertmanager:
+        folder = _or_exit(lambda: ensure_built(ALERTMANAGER, report))
+        programs |= {"alertmanager": folder / "alertmanager", "amtool": folder / "amtool"}
     if output is Output.json:
         typer.echo(json.dumps({name: str(path) for name, path in programs.items()}, indent=2))
     else:

