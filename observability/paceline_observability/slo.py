@@ -211,7 +211,7 @@ def _words(seen: Window, known: Mapping[tuple[str, str], float], places: Iterabl
         tally = seen.tallies.get((signal, level), Tally())
         share = f"kept by {_percent(tally)} of {tally.judged}" if tally.judged else "not known, no request"
         parts.append(f"{signal.upper()} {level.upper()}{limit}: {share}")
-    over = f"in the last {seen.seconds:.0f} s" if seen.seconds else "no requests"
+    over = f"in the last {max(1, round(seen.seconds / 60.0))} min" if seen.seconds else "no requests"
     return "; ".join((over, *parts))
 
 

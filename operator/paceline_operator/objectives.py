@@ -21,7 +21,7 @@ WINDOW_SECONDS = 600.0
 """Long enough for a thin service to have been asked something, short enough to be about now."""
 
 REFRESH_SECONDS = 600.0
-"""While the verdict stays, its numbers are told anew this often: each telling is a write."""
+"""While a verdict stays, its numbers are told anew this often: each telling is a write."""
 
 Pages = Callable[[str], Awaitable[tuple[int, list[Mapping[str, Any]]]]]
 
@@ -134,7 +134,9 @@ def _news(told: tuple[float, Verdict], now: float, found: Verdict) -> bool:
     at, before = told
     if (before.status, before.reason) != (found.status, found.reason):
         return True
-    return before.message != found.message and now - at >= REFRESH_SECONDS
+    # What is not known yet is worth a look at how much of it there is.
+    soon = found.status is ConditionStatus.UNKNOWN
+    return before.message != found.message and (soon or now - at >= REFRESH_SECONDS)
 
 
 def _verdict(service: JsonObject, routers: int, pages: list[Mapping[str, Any]]) -> Verdict:

@@ -33,7 +33,7 @@ def test_kept_promises_are_told_with_the_window_and_the_numbers() -> None:
     found = judge(seen, LIMITS)
     assert (found.kept, found.word) == (True, Word.KEPT)
     assert found.message == (
-        "in the last 600 s; goodput 97.5 % of 200 requests; TTFT P90 (at most 800ms): kept by 97.5 % of 200; "
+        "in the last 10 min; goodput 97.5 % of 200 requests; TTFT P90 (at most 800ms): kept by 97.5 % of 200; "
         "TTFT P99 (at most 2s): kept by 100 % of 200"
     )
 

@@ -108,6 +108,17 @@ async def test_what_is_not_known_is_called_so(count: int, pages: list[dict[str, 
     assert (found.status, found.reason) == (ConditionStatus.UNKNOWN, reason)
 
 
+async def test_how_little_is_known_is_told_as_it_grows() -> None:
+    world = World(service(slo=SLO))
+    for number in (3, 4):
+        world.pages = [page([0.5] * number)]
+        found = await world.look()
+        assert found is not None
+        assert f"of {number} requests" in found.message
+    await world.look()
+    assert world.told == [CHAT, CHAT]
+
+
 async def test_who_promises_nothing_is_not_judged_and_no_router_is_asked_for_it() -> None:
     world = World(service(), service("odd", slo={"ttft": "soon"}), service("empty", slo={"ttft": {}}))
     assert await world.look() is None
