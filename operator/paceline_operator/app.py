@@ -223,6 +223,7 @@ class Operator:
             scaling=lambda: self.scaling.all(),
             rollouts=self._rollouts,
             thresholds=lambda: thresholds(self.watching.caches.services.list()),
+            services=lambda: [key_of(service) for service in self.watching.caches.services.list()],
         )
         endpoint = None
         if options.health_port is not None:

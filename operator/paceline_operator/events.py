@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 COMPONENT = "paceline-operator"
 MESSAGE_LIMIT = 1024  # the API server's
+MOST_TOLD = 65_536
+"""Services and reasons that are counted: a thousand services have some ten reasons each."""
+
 REMEMBER = 4096
 """Series kept in memory; the oldest is forgotten, and would start a new Event."""
 
@@ -64,6 +67,8 @@ class Counters:
     written: int = 0
     merged: int = 0
     dropped: int = 0
+    told: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """By namespace and name of what they are about, and reason; repeats count once."""
 
 
 @dataclass(slots=True)
@@ -115,6 +120,11 @@ class EventRecorder:
         record = records.get(series)
         if record is None:
             records[series] = _Record(_reference(about), now, now)
+            place = (series.namespace, str(metadata["name"]), reason)
+            told = self.counters.told
+            told[place] = told.pop(place, 0) + 1
+            if len(told) > MOST_TOLD:
+                del told[next(iter(told))]  # what was told longest ago, of a service that is long gone most likely
             _say(about, type, reason, message)
         else:
             record.count += 1

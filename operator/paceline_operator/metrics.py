@@ -65,6 +65,7 @@ class Metrics:
         scaling: Callable[[], Mapping[tuple[str, str], Mapping[str, ScalingStatus]]],
         rollouts: Callable[[], Mapping[tuple[str, str], Mapping[str, Any]]],
         thresholds: Callable[[], Iterable[tuple[tuple[str, str], Promise]]],
+        services: Callable[[], Collection[tuple[str, str]]],
     ) -> None:
         """Also show these, as they are at each scrape. `informers` by the name of what they hold."""
         self._shown(catalogue.OPERATOR_QUEUE_DEPTH, queue.depth)
@@ -76,6 +77,7 @@ class Metrics:
         self.registry.register(_Scaling(scaling))
         self.registry.register(_Rollouts(rollouts))
         self.registry.register(Thresholds(thresholds))
+        self.registry.register(_Decisions(events, services))
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serve `/metrics` from a thread; call the result to stop.
@@ -165,6 +167,21 @@ class _Scaling(Collector):
                 desired.add_metric([*key, name], one.desired)
                 active.add_metric([*key, name], float(one.reason not in INACTIVE))
         yield from (desired, active)
+
+
+class _Decisions(Collector):
+    """What was told of the services that there are."""
+
+    def __init__(self, events: Counters, services: Callable[[], Collection[tuple[str, str]]]) -> None:
+        self._events = events
+        self._services = services
+
+    def collect(self) -> Iterable[Metric]:
+        family, living = _counter(catalogue.OPERATOR_DECISIONS), set(self._services())
+        for (namespace, name, reason), count in list(self._events.told.items()):
+            if (namespace, name) in living:
+                family.add_metric([namespace, name, reason], count)
+        yield family
 
 
 class Thresholds(Collector):

@@ -280,11 +280,14 @@ async def test_metrics_are_exactly_those_of_the_catalogue(
     decided = ScalingStatus(pool="default", desired=2, reason="Steady", since="2026-01-01T00:00:00Z")
     operator.scaling.all = lambda: {("demo", "chat"): {"default": decided}}  # type: ignore[method-assign]
     operator.canary.all = lambda: {("demo", "chat"): {}}  # type: ignore[method-assign]
+    for name in ("chat", "gone"):
+        operator.recorder.event(service(name), type="Normal", reason="Ready", message="words")
     url = f"http://127.0.0.1:{operator._options.metrics_port}/metrics"
     async with running(operator), aiohttp.ClientSession() as session:
         await until(lambda: operator.metrics.registry.get_sample_value(errors, {"reason": "RuntimeError"}))
         async with session.get(url) as response:
             text = await response.text()
+    assert 'service="gone"' not in text
     shown = {
         family.name + ("_total" if family.type == "counter" else ""): (
             family.type,

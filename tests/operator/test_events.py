@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,17 @@ async def test_an_event_says_who_what_and_when(server: FakeApiServer, recorder: 
     assert event["source"]["component"] == event["reportingComponent"] == "paceline-operator"
     assert event["reportingInstance"] == "op-0"
     assert event["firstTimestamp"] == event["lastTimestamp"] == "2027-01-15T08:00:00Z"
+
+
+async def test_each_decision_is_a_line_of_the_log_and_counted_once(
+    recorder: EventRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="paceline_operator.events"):
+        for message in ("two more", "two more", "one less"):
+            tell(recorder, "Queue", message)
+    assert [(r.service, r.decision) for r in caplog.records] == [("demo/chat", "Queue")] * 2  # type: ignore[attr-defined]
+    assert caplog.messages == ["demo/chat: two more", "demo/chat: one less"]
+    assert recorder.counters.told == {("demo", "chat", "Queue"): 2}
 
 
 async def test_repeats_become_a_count(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:

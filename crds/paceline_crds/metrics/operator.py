@@ -96,6 +96,13 @@ OPERATOR_CANARY_REPLICAS = _metric(
     (*SERVICE_LABELS, "result"),
     unit="replicas",
 )
+OPERATOR_DECISIONS = _metric(
+    "paceline_decisions_total",
+    "counter",
+    "Decisions and findings about a service that were told as an Event, by its reason; repeats are not counted.",
+    (*SERVICE_LABELS, "reason"),
+    unit="decisions",
+)
 OPERATOR_QUEUE_DEPTH = _metric(
     "paceline_operator_queue_depth", "gauge", "Services waiting for a worker.", unit="services"
 )
