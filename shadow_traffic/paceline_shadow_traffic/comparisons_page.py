@@ -51,6 +51,22 @@ class Row:
     tpot: Both[Sketch] = field(default_factory=lambda: Both(Sketch(), Sketch()))
     scores: Mapping[str, Share] = field(default_factory=dict)
 
+    def __add__(self, other: Row) -> Row:
+        """Both together, of the same place."""
+        return Row(
+            *(self.base, self.candidate_revision, self.pool, self.shape),
+            pairs=self.pairs + other.pairs,
+            failed=dict(Counter(self.failed) + Counter(other.failed)),
+            candidate=self.candidate + other.candidate,
+            itself=self.itself + other.itself,
+            ttft=_merged(self.ttft, other.ttft),
+            tpot=_merged(self.tpot, other.tpot),
+            scores={
+                name: self.scores.get(name, NOTHING) + other.scores.get(name, NOTHING)
+                for name in {**self.scores, **other.scores}
+            },
+        )
+
     def encode(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -179,6 +195,10 @@ def _decode_share(value: Any) -> Share:
     if not 0.0 <= hits <= of:
         raise ValueError("a share is a pair of numbers, the first from 0 to the second")
     return Share(hits, of) if of else NOTHING
+
+
+def _merged(one: Both[Sketch], other: Both[Sketch]) -> Both[Sketch]:
+    return Both(one.base.merged(other.base), one.candidate.merged(other.candidate))
 
 
 def _encode_both(both: Both[Sketch]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 from paceline_router.flow.polling import poll
 from paceline_router.table.records import Replica, Service, Shadow, Table, TrafficShare
 from paceline_shadow_traffic.recorder.recorder import Recorder
-from paceline_shadow_traffic.recorder.records import row_of
+from paceline_shadow_traffic.recorder.records import rows_of
 from paceline_shadow_traffic.recorder.store import Limits, Store
 from paceline_shadow_traffic.share import Share
 
@@ -148,8 +148,7 @@ async def test_copies_for_a_candidate_of_the_same_engine_lose_no_answer_and_find
         while recorder.replayer.outcomes["replayed"] < 6:
             await asyncio.sleep(0.1)
     assert service.outcomes() == {"2xx": 6}
-    [(place, records)] = recorder.store.between(0.0, 1e12).items()
-    row = row_of(place, records)
+    [row] = rows_of(recorder.store.between(0.0, 1e12)).values()
     assert (row.pairs, dict(row.failed)) == (6, {})
     assert row.candidate.different == Share(0.0, 6.0)  # four greedy ones, and two that were replayed so
     assert row.itself.different == Share(0.0, 6.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from paceline_shadow_traffic.answers import Answer, Asked, Mode
 from paceline_shadow_traffic.both import Both
 from paceline_shadow_traffic.compare import compare
 from paceline_shadow_traffic.reading import Times
-from paceline_shadow_traffic.recorder.records import Kind, Place, Record
+from paceline_shadow_traffic.recorder import records
+from paceline_shadow_traffic.recorder.records import Kind, Place, Record, rows_of
 from paceline_shadow_traffic.recorder.store import Limits, Store, open_store
 
 PLACE = Place("demo/chat", "old", "new", "default", "ShortInputShortOutput")
@@ -46,10 +48,10 @@ def test_a_request_is_kept_once_however_often_it_is_told(tmp_path: Path) -> None
 def test_a_stretch_of_time_has_its_beginning_and_not_its_end(tmp_path: Path) -> None:
     store = Store(tmp_path / "s", Limits())
     store.add([record(number, at=float(number)) for number in range(10)], now=10.0)
-    [(place, found)] = store.between(3.0, 6.0).items()
-    assert place == PLACE
+    found = list(store.between(3.0, 6.0))
+    assert {one.place for one in found} == {PLACE}
     assert sorted(one.at for one in found) == [3.0, 4.0, 5.0]
-    assert store.between(0.0, 10.0, "demo/other") == {}
+    assert list(store.between(0.0, 10.0, "demo/other")) == []
 
 
 def test_old_records_go_and_the_process_may_end_in_between(tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_old_records_go_and_the_process_may_end_in_between(tmp_path: Path) -> No
     store.close()
     store = Store(tmp_path / "s", Limits(max_age=50.0))
     store.tidy(now=160.0)
-    assert [one.id for found in store.between(0.0, 1000.0).values() for one in found] == ["req-2"]
+    assert [one.id for one in store.between(0.0, 1000.0)] == ["req-2"]
 
 
 def test_the_oldest_go_first_when_there_is_no_room(tmp_path: Path) -> None:
@@ -68,8 +70,7 @@ def test_the_oldest_go_first_when_there_is_no_room(tmp_path: Path) -> None:
     kept, size = store.size()
     assert size <= 400_000
     assert 0 < kept < 3000
-    [(_, found)] = store.between(0.0, 1e9).items()
-    assert min(one.at for one in found) == 3000.0 - kept
+    assert min(one.at for one in store.between(0.0, 1e9)) == 3000.0 - kept
     store.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 500_000
 
@@ -111,3 +112,26 @@ def test_the_store_says_how_much_it_has(tmp_path: Path, kept: float) -> None:
     count, size = store.size()
     assert count == 2
     assert size > 0
+
+
+def test_a_reader_of_many_records_stops_no_writer(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s", Limits())
+    store.add([record(number) for number in range(50)], now=100.0)
+    reading = store.between(0.0, 1000.0)
+    next(reading)
+    assert store.add([record(number) for number in range(50, 60)], now=100.0) == 10
+    assert len(list(reading)) == 49
+
+
+def test_rows_made_of_a_few_records_at_a_time_are_those_of_all_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [Kind.PAIR, Kind.REPLAY, Kind.ITSELF]
+    made = [record(number, scores={f"s{number % 2}": 0.5}) for number in range(10)]
+    made = [replace(one, kind=kinds[number % 3]) for number, one in enumerate(made)]
+    made.append(Record("req-10", Kind.FAILED, 100.0, PLACE, failure="timeout"))
+    together = rows_of(made)
+    monkeypatch.setattr(records, "AT_ONCE", 3)
+    assert rows_of(made) == together
+    assert together[PLACE].pairs == 4
+    assert together[PLACE].failed == {"timeout": 1}

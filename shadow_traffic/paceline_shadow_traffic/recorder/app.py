@@ -18,7 +18,7 @@ from paceline_shadow_traffic import comparisons_page, pair
 
 from .exposition import exposition
 from .recorder import Recorder
-from .records import Record, row_of, statistics
+from .records import Record, rows_of, statistics
 
 ENV_TOKEN = "PACELINE_ADMIN_TOKEN"
 MAX_BODY = 32 * 1024 * 1024
@@ -77,8 +77,8 @@ def make_app(recorder: Recorder, token: Callable[[], str]) -> FastAPI:
         now = time.time()
         begin, end = (now + since if since < 0 else since), (now if until is None else until)
         services: dict[str, list[comparisons_page.Row]] = {}
-        for place, records in sorted(recorder.store.between(begin, end, service).items()):
-            services.setdefault(place.service, []).append(row_of(place, records))
+        for place, row in sorted(rows_of(recorder.store.between(begin, end, service)).items()):
+            services.setdefault(place.service, []).append(row)
         return comparisons_page.page(begin, end, services)
 
     @app.get(comparisons_page.PATH + "/{request_id}", dependencies=guard)

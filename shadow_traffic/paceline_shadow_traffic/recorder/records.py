@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from paceline_crds.sketch import Sketch
 from paceline_shadow_traffic.answers import Mode
@@ -16,6 +17,9 @@ from paceline_shadow_traffic.counting import tally
 from paceline_shadow_traffic.reading import Times
 from paceline_shadow_traffic.share import NOTHING, Share
 from paceline_shadow_traffic.tally import Tally
+
+AT_ONCE: Final = 1000
+"""Records that are read and added up together."""
 
 
 class Kind(enum.StrEnum):
@@ -129,8 +133,21 @@ def read_record(key: tuple[str, str, float, str], place: Place, found: Mapping[s
     )
 
 
-def row_of(place: Place, records: Iterable[Record]) -> Row:
-    """What the page tells of one place."""
+def rows_of(records: Iterable[Record]) -> dict[Place, Row]:
+    """What the page tells of each place, without ever holding more than some of the records."""
+    rows: dict[Place, Row] = {}
+    left = iter(records)
+    while some := list(islice(left, AT_ONCE)):
+        places: dict[Place, list[Record]] = {}
+        for record in some:
+            places.setdefault(record.place, []).append(record)
+        for place, found in places.items():
+            row = _row(place, found)
+            rows[place] = rows[place] + row if place in rows else row
+    return rows
+
+
+def _row(place: Place, records: Iterable[Record]) -> Row:
     kinds: dict[Kind, list[Record]] = {kind: [] for kind in Kind}
     for record in records:
         kinds[record.kind].append(record)

@@ -8,7 +8,7 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,7 @@ class Store:
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self.limits = limits
+        self._path = path
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, check_same_thread=False)
         # What is deleted is overwritten: a text that has expired is not in the file any more.
@@ -101,19 +102,17 @@ class Store:
             )
             return self._connection.total_changes - before
 
-    def between(self, since: float, until: float, service: str | None = None) -> dict[Place, list[Record]]:
-        """Records of requests that were copied from `since` on and before `until`, without their texts."""
+    def between(self, since: float, until: float, service: str | None = None) -> Iterator[Record]:
+        """Records of requests that were copied from `since` on and before `until`, without their texts, a few at a
+        time. They are those of the moment of the first one; what is written meanwhile waits for nobody.
+        """
         query = f"SELECT {_COLUMNS.removesuffix('raw')} NULL FROM records WHERE at >= ? AND at < ?"
         values: list[Any] = [since, until]
         if service is not None:
             query += " AND service = ?"
             values.append(service)
-        with self._lock:
-            rows = self._connection.execute(query, values).fetchall()
-        found: dict[Place, list[Record]] = {}
-        for record in map(_read, rows):
-            found.setdefault(record.place, []).append(record)
-        return found
+        with contextlib.closing(sqlite3.connect(self._path)) as reading:
+            yield from map(_read, reading.execute(query, values))
 
     def of_request(self, request_id: str) -> list[Record]:
         """All records of one request, with their texts where they are kept."""
