@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 
@@ -59,6 +60,7 @@ NAME_LIMIT = 63
 """A DNS label and a label value both end at 63 characters."""
 
 
+@functools.lru_cache(maxsize=65536)
 def derived_name(*parts: str, limit: int = NAME_LIMIT) -> str:
     """Join `parts` with `-` into a DNS label of at most `limit` characters.
 

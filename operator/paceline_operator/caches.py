@@ -17,6 +17,7 @@ from paceline_kube import (
     PODS,
     Change,
     Informer,
+    JsonObject,
     Key,
     KubeClient,
     Resource,
@@ -25,7 +26,9 @@ from paceline_kube import (
     drop_managed_fields,
     key_of,
 )
+from paceline_kube.pods import is_ready
 
+from .drift.replicas import containers_of
 from .gather import tells_nothing
 from .records import Records
 from .routers import ROUTER_SELECTOR
@@ -154,10 +157,30 @@ _CHILDREN = {
 
 
 def _concerns_what_runs(kind: Resource, change: Change) -> bool:
-    """Whether replicas may run with something else now. A Deployment counts its pods in its status all the time."""
-    if kind != DEPLOYMENTS or change.old is None or change.new is None:
-        return kind != PODDISRUPTIONBUDGETS
-    return bool(change.old["metadata"].get("generation") != change.new["metadata"].get("generation"))
+    """Whether replicas may run with something else now.
+
+    Statuses change all the time: a Deployment counts its pods, a pod tells of its way to being ready, a revision what
+    was measured of it.
+    """
+    if kind == PODDISRUPTIONBUDGETS:
+        return False
+    old, new = change.old, change.new
+    if old is None or new is None or kind == CONFIGMAPS:
+        return True
+    if kind == PODS:
+        return _what_runs(old) != _what_runs(new)
+    return bool(old["metadata"].get("generation") != new["metadata"].get("generation"))
+
+
+def _what_runs(pod: JsonObject) -> tuple[object, ...]:
+    metadata = pod["metadata"]
+    return (
+        metadata.get("labels"),
+        metadata.get("deletionTimestamp"),
+        pod["spec"].get("containers"),
+        is_ready(pod),
+        containers_of(pod),
+    )
 
 
 def owners(metadata: dict[str, object], services: Store) -> list[Key]:

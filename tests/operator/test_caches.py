@@ -114,11 +114,27 @@ async def test_a_deployment_that_counts_its_pods_wakes_nobody(wakes: Wakes) -> N
 
 async def test_a_pod_wakes_its_service_when_it_looks_different_and_while_it_is_in_doubt(wakes: Wakes) -> None:
     assert wakes.see("pods", pod(1)) == (True, True)
-    assert wakes.see("pods", pod(2, startTime="2026-01-01T00:00:00Z")) == (False, True)
-    assert wakes.see("pods", pod(3, waiting="ContainerCreating")) == (True, True), "its Events may have to be read"
-    assert wakes.see("pods", pod(4, waiting="ContainerCreating", startTime="2026-01-01T00:00:01Z")) == (True, True)
+    assert wakes.see("pods", pod(2, startTime="2026-01-01T00:00:00Z")) == (False, False)
+    assert wakes.see("pods", pod(3, waiting="ContainerCreating")) == (True, False), "its Events may have to be read"
+    assert wakes.see("pods", pod(4, waiting="ContainerCreating", startTime="2026-01-01T00:00:01Z")) == (True, False)
     assert wakes.see("pods", pod(5, "Ready")) == (True, True)
-    assert wakes.see("pods", pod(6, "Ready", "ContainersReady")) == (False, True)
+    assert wakes.see("pods", pod(6, "Ready", "ContainersReady")) == (False, False)
+
+
+async def test_what_a_pod_runs_is_looked_at_when_it_may_be_something_else(wakes: Wakes) -> None:
+    running = pod(1, "Ready")
+    wakes.see("pods", running)
+    anew = pod(2, "Ready")
+    anew["status"]["containerStatuses"][0]["restartCount"] = 1
+    assert wakes.see("pods", anew)[1], "a container has started anew"
+    relabelled = pod(3, "Ready")
+    relabelled["status"] = anew["status"]
+    relabelled["metadata"]["labels"] |= {LABEL_POOL_HASH: "other"}
+    assert wakes.see("pods", relabelled)[1]
+    edited = {**relabelled, "spec": {"containers": [{"name": "runtime", "image": "other"}]}}
+    edited["metadata"] = {**relabelled["metadata"], "resourceVersion": "4"}
+    assert wakes.see("pods", edited)[1], "an image can be changed in place"
+    assert wakes.lose("pods", "p")[1]
 
 
 async def test_a_budget_that_counts_its_pods_wakes_nobody(wakes: Wakes) -> None:

@@ -39,12 +39,16 @@ class Fleet:
         self.asked.append("sent")
         return web.json_response(self.config, headers={"etag": etag})
 
-    def pod(self, name: str, version: str = "1") -> JsonObject:
+    def pod(self, name: str, restarts: int = 0) -> JsonObject:
         ports = [{"name": "metrics", "containerPort": self.port}]
         return {
-            "metadata": {"name": name, "uid": name, "resourceVersion": version},
+            "metadata": {"name": name, "uid": name, "resourceVersion": "1"},
             "spec": {"containers": [{"name": "runtime", "ports": ports}]},
-            "status": {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+            "status": {
+                "podIP": "127.0.0.1",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "runtime", "restartCount": restarts}],
+            },
         }
 
     def world(self, _: Key) -> World:
@@ -72,7 +76,7 @@ def replicas(fleet: Fleet) -> Replicas:
 
 async def test_a_young_report_of_a_pod_that_has_not_changed_still_counts(fleet: Fleet, replicas: Replicas) -> None:
     await replicas.ask(KEY, fleet.pods, fresh=15.0)
-    fleet.pods[0] = fleet.pod("a", version="2")
+    fleet.pods[0] = fleet.pod("a", restarts=1)
     fleet.now = 10.0
     reports = await replicas.ask(KEY, fleet.pods, fresh=15.0)
     assert fleet.asked == ["sent", "sent", "sent", "same"]

@@ -13,6 +13,7 @@ from paceline_crds.names import LABEL_POOL_HASH
 from paceline_kube import JsonObject, Key, key_of
 from paceline_kube.pods import is_ready
 from paceline_operator.drift.compare import World
+from paceline_operator.drift.replicas import Containers, containers_of
 
 from .judge import CONFIRMED, Answer, Doubts, Outcome, Reading, confirmed, judge
 
@@ -50,12 +51,12 @@ class _Known:
     """What a replica said last.
 
     Attributes:
-        version: changes when its container starts anew.
+        containers: of the pod then.
         asked: when it was asked last.
         heard: when it said this.
     """
 
-    version: str
+    containers: Containers
     asked: float
     heard: float
     reading: Reading | str
@@ -177,7 +178,7 @@ class CanaryKeeper:
         answers = await asyncio.gather(*(self._ask(pod) for pod in due))
         for pod, answer in zip(due, answers, strict=True):
             uid = str(pod["metadata"]["uid"])
-            known.said[uid] = self._with(known.said.get(uid), _version(pod), answer)
+            known.said[uid] = self._with(known.said.get(uid), containers_of(pod), answer)
         asked = {str(pod["metadata"]["name"]) for pod in due}
         outcomes = await self._judge(key, world, known, ready, asked)
         if _suspects(known.doubts):
@@ -217,22 +218,22 @@ class CanaryKeeper:
         return outcomes
 
     def _is_due(self, known: _Known | None, pod: JsonObject, suspects: set[str]) -> bool:
-        if known is None or known.version != _version(pod):
+        if known is None or known.containers != containers_of(pod):
             return True
         wait = self._doubt if pod["metadata"]["name"] in suspects else self._interval
         # A look comes a moment before or after its time.
         return self._clock() - known.asked >= 0.9 * wait
 
-    def _with(self, before: _Known | None, version: str, answer: Reading | str) -> _Known:
+    def _with(self, before: _Known | None, containers: Containers, answer: Reading | str) -> _Known:
         """The answer, or the one before it where a replica is too busy to say it again."""
         now = self._clock()
         kept = (
             isinstance(answer, str)
             and before is not None
-            and before.version == version
+            and before.containers == containers
             and now - before.heard < KEPT_INTERVALS * self._interval
         )
-        return replace(before, asked=now) if kept and before is not None else _Known(version, now, now, answer)
+        return replace(before, asked=now) if kept and before is not None else _Known(containers, now, now, answer)
 
 
 def _suspects(doubts: Mapping[str, Doubts]) -> set[str]:
@@ -242,9 +243,3 @@ def _suspects(doubts: Mapping[str, Doubts]) -> set[str]:
 
 def _hash(pod: JsonObject) -> str:
     return str((pod["metadata"].get("labels") or {}).get(LABEL_POOL_HASH) or "")
-
-
-def _version(pod: JsonObject) -> str:
-    """Changes when a container of the pod starts anew."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return str(sum(int(status.get("restartCount") or 0) for status in statuses))

@@ -20,14 +20,18 @@ MAX_BODY = 256 * 1024
 AT_A_TIME = 64
 
 
+Containers = tuple[str | tuple[str, int], ...]
+"""A pod's address, and the id and starts of each of its containers."""
+
+
 @dataclass(slots=True)
 class _Known:
     """The last answer of a pod. It is sent again only when it changes."""
 
     etag: str
     report: Report
-    version: str
-    """The pod's resourceVersion then: a container that starts anew changes it."""
+    containers: Containers
+    """The pod's then: one that starts anew is another one."""
 
 
 class Replicas:
@@ -56,9 +60,9 @@ class Replicas:
         return {_uid(pod): report for pod, report in zip(asked, reports, strict=True)}
 
     async def _ask(self, known: dict[str, _Known], pod: JsonObject, fresh: float) -> Report:
-        uid, version = _uid(pod), str(pod["metadata"].get("resourceVersion") or "")
+        uid, containers = _uid(pod), containers_of(pod)
         last = known.get(uid)
-        if last is not None and last.version == version and self._clock() - last.report.at < fresh:
+        if last is not None and last.containers == containers and self._clock() - last.report.at < fresh:
             return last.report
         address = (pod.get("status") or {}).get("podIP")
         if not address:
@@ -71,7 +75,7 @@ class Replicas:
             return Report(None, words or type(exc).__name__, self._clock())
         # Replicas of one service mostly say the same, which is kept once.
         config = next((k.report.config for k in known.values() if k.report.config == config), config) or config
-        known[uid] = _Known(etag, Report(config, "", self._clock()), version)
+        known[uid] = _Known(etag, Report(config, "", self._clock()), containers)
         return known[uid].report
 
 
@@ -90,6 +94,18 @@ async def _get(address: str, port: int, last: _Known | None) -> tuple[str, Mappi
 
 def _uid(pod: JsonObject) -> str:
     return str(pod["metadata"]["uid"])
+
+
+def containers_of(pod: JsonObject) -> Containers:
+    """Which containers a pod runs; another one where one of them has started anew."""
+    status = pod.get("status") or {}
+    return (
+        str(status.get("podIP") or ""),
+        *(
+            (str(one.get("containerID") or ""), int(one.get("restartCount") or 0))
+            for one in status.get("containerStatuses") or ()
+        ),
+    )
 
 
 def port_of(pod: JsonObject) -> int:
