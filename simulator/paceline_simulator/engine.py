@@ -18,7 +18,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 BLOCK_TOKENS = 512
 """Of the trace: its `hash_ids` name blocks of so many tokens."""
@@ -100,6 +100,50 @@ Event: TypeAlias = tuple[float, Request, Report | None]
 """When; whose first token (with the report sent along) or end (None)."""
 
 
+class Serving(Protocol):
+    """What a fleet asks of one of its replicas, however it is computed.
+
+    Attributes:
+        now: up to when it is computed.
+        events: what has happened, in order; whoever reads takes out what lies before the time that matters to him.
+    """
+
+    now: float
+    events: deque[Event]
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+
+    @property
+    def ahead(self) -> int:
+        """Prompt tokens not yet computed, of running and waiting requests."""
+
+    @property
+    def worked(self) -> tuple[int, int]:
+        """Prompt tokens computed and answer tokens made so far."""
+
+    def report(self) -> Report:
+        """Its load now."""
+
+    def advance(self, until: float) -> None:
+        """Compute steps until the clock has reached a time. A step that has begun is finished."""
+
+    def offer(self, request: Request) -> None:
+        """A request arrives."""
+
+    def unfinished(self) -> list[Request]:
+        """The requests that have no end yet, in no order."""
+
+
 class Replica:
     """`advance(until)` runs it up to a time; `offer` gives it a request then.
 
@@ -138,6 +182,16 @@ class Replica:
     def running(self) -> int:
         """Requests in the batch."""
         return len(self._finish) + len(self.prefilling)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.waiting)
+
+    @property
+    def worked(self) -> tuple[int, int]:
+        """Prompt tokens computed and answer tokens made so far."""
+        return self.computed - sum(request.left for request in self.prefilling), self.generated
 
     def report(self) -> Report:
         """Its load now."""

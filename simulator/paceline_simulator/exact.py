@@ -11,13 +11,16 @@ from paceline_runtime.engine.limits import limits_of, rules_of
 from paceline_runtime.engine.scheduler import Batch, Refused, Scheduler
 from paceline_runtime.messages import AddRequest, SamplingParams
 
-from .engine import BLOCK_TOKENS, Event, Model, Request
+from .engine import BLOCK_TOKENS, Event, Model, Report, Request
 
 TOKEN = 7
 """What every answer is made of."""
 
 FIRST_OWN = 1_000_000_000
 """Token of the first request's own text; a trace's blocks have lower names."""
+
+LARGEST_BLOCK = 128
+MOST_QUEUED = 1_000_000
 
 StepCost = Callable[[Batch], float]
 """Seconds that a step takes."""
@@ -54,6 +57,19 @@ def scheduler_of(parameters: RuntimeParameters, num_blocks: int) -> Scheduler:
     return Scheduler(limits_of(parameters, num_blocks), blocks, frozenset(), rules_of(parameters))
 
 
+def replica_of(model: Model) -> EngineReplica:
+    """A replica of a model whose layers were timed, whose queue has no end."""
+    parameters = RuntimeParameters(
+        max_model_len=model.kv_tokens,
+        max_num_seqs=model.max_seqs,
+        max_batched_tokens=model.step_tokens,
+        prefill_chunk_tokens=model.step_tokens,
+        block_size=LARGEST_BLOCK,
+        max_queued_requests=MOST_QUEUED,
+    )
+    return EngineReplica(scheduler_of(parameters, model.kv_tokens // LARGEST_BLOCK), model_cost(model))
+
+
 class EngineReplica:
     """`advance(until)` runs it up to a time; `offer` gives it a request then.
 
@@ -70,6 +86,38 @@ class EngineReplica:
         self._scheduler = scheduler
         self._cost = cost
         self._open: dict[str, Request] = {}
+        self._reports = 0
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._scheduler.num_running
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self._scheduler.num_waiting
+
+    @property
+    def ahead(self) -> int:
+        """Prompt tokens not yet computed, of running and waiting requests."""
+        return self._scheduler.prefill_tokens
+
+    @property
+    def worked(self) -> tuple[int, int]:
+        """Prompt tokens computed and answer tokens made so far."""
+        return self._scheduler.totals.prompt_tokens, self._scheduler.totals.generation_tokens
+
+    def report(self) -> Report:
+        """Its load now."""
+        self._reports += 1
+        blocks = self._scheduler.blocks
+        percent = 100 * blocks.num_used // blocks.num_blocks
+        return self.running, self.queued, percent, self.ahead, self._scheduler.decode_tokens, self._reports
+
+    def unfinished(self) -> list[Request]:
+        """The requests that have no end yet, in no order."""
+        return list(self._open.values())
 
     @property
     def idle(self) -> bool:
@@ -88,7 +136,7 @@ class EngineReplica:
                     arrival_time=request.arrival,
                 ),
                 seed=request.number,
-                now=request.arrival,
+                now=max(self.now, request.arrival),
             )
         except Refused:
             self.refused.append(request)
@@ -111,7 +159,7 @@ class EngineReplica:
                 request = self._open[answer.request_id]
                 if tokens and request.first_token < 0:
                     request.first_token = self.now
-                    self.events.append((self.now, request, None))
+                    self.events.append((self.now, request, self.report()))
                 if ended is not None:
                     request.done = self.now
                     del self._open[answer.request_id]

@@ -9,6 +9,7 @@ import pytest
 
 from paceline_autoscaler.capacity import Objectives
 from paceline_simulator.engine import Model, Request
+from paceline_simulator.exact import replica_of
 from paceline_simulator.scaling.fleet import Conditions, Run, ScaledFleet
 from paceline_simulator.scaling.study import kept
 from paceline_simulator.scaling.view import View
@@ -29,8 +30,15 @@ def arrivals(count: int, every: float = 0.5) -> list[Request]:
     return [Request(number, number * every, 800, 100, (), bytes) for number in range(count)]
 
 
-def run(rule: Callable[[float], int], count: int = 600, first: int = 3, conditions: Conditions | None = None) -> Run:
-    fleet = ScaledFleet(Model(), Told(rule), conditions or Conditions(start_up=30.0), first, seed=1)
+def run(
+    rule: Callable[[float], int],
+    count: int = 600,
+    first: int = 3,
+    conditions: Conditions | None = None,
+    exact: bool = False,
+) -> Run:
+    make = (lambda: replica_of(Model())) if exact else None
+    fleet = ScaledFleet(Model(), Told(rule), conditions or Conditions(start_up=30.0), first, 1, None, make)
     return fleet.run(arrivals(count))
 
 
@@ -75,3 +83,15 @@ def test_an_objective_is_kept_up_to_its_limit() -> None:
     assert kept(request, Objectives(2.0, 0.1 + 1e-9))
     assert not kept(request, Objectives(1.9, None))
     assert not kept(request, Objectives(None, 0.09))
+
+
+def test_with_the_engines_own_scheduler_nothing_is_lost_either_and_times_are_near_those_of_the_quick_fleet() -> None:
+    conditions = Conditions(start_up=30.0, failures=(60.0,))
+    quick, exact = (
+        run(lambda now: 3 if now < 40 else 2, 300, conditions=conditions, exact=exact) for exact in (False, True)
+    )
+    begun = [request for request in exact.requests if request.done < 0]
+    assert all(request.first_token >= 0 for request in begun), "only a stream that had begun is lost with its replica"
+    assert len(begun) < 20
+    middle = [sorted(one.first_token - one.arrival for one in made.requests)[150] for made in (quick, exact)]
+    assert middle[1] == pytest.approx(middle[0], rel=0.25)

@@ -56,7 +56,13 @@ def scaling(
     ] = None,
     hours: Annotated[float, typer.Option(min=0.01, help="Only so much of the trace's beginning.")] = 2.0,
     limit: Annotated[int, typer.Option(min=10, help="And of that so many of the first requests.")] = MOST_REQUESTS,
-    exact: Annotated[bool, typer.Option("--exact", help="Score with the router's own choice of a replica.")] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Score with the router's own choice of a replica and the engine's own scheduler; takes minutes.",
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
 ) -> None:
     """Compare autoscalers on a trace: attainment of the objectives, GPU-hours, violations and flaps.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from paceline_router.choice.load import ReplicaLoad
 from paceline_router.choice.policies import make_chooser
-from paceline_simulator.engine import Model, Replica, Request
+from paceline_simulator.engine import Model, Request, Serving
 from paceline_simulator.fleet import LIMIT
 
 RUNNING_MS = 5.0
@@ -17,13 +17,13 @@ RUNNING_MS = 5.0
 class Dispatch(Protocol):
     """A way to choose, with its memory."""
 
-    def choose(self, replicas: Sequence[Replica], request: Request, now: float) -> Replica | None:
+    def choose(self, replicas: Sequence[Serving], request: Request, now: float) -> Serving | None:
         """One of the replicas, all of them computed up to `now`; None where none takes the request."""
 
-    def look(self, replicas: Sequence[Replica], now: float) -> None:
+    def look(self, replicas: Sequence[Serving], now: float) -> None:
         """Once a second: hear of what has happened at replicas that have requests."""
 
-    def forget(self, replica: Replica) -> None:
+    def forget(self, replica: Serving) -> None:
         """A replica is gone."""
 
 
@@ -33,9 +33,9 @@ class LeastWork:
     def __init__(self, model: Model) -> None:
         self._token = model.dense_token
 
-    def choose(self, replicas: Sequence[Replica], request: Request, now: float) -> Replica | None:
+    def choose(self, replicas: Sequence[Serving], request: Request, now: float) -> Serving | None:
         """The first of those with the least."""
-        best: Replica | None = None
+        best: Serving | None = None
         least = 0.0
         for replica in replicas:
             ahead = replica.ahead * self._token + replica.running * RUNNING_MS
@@ -43,12 +43,12 @@ class LeastWork:
                 best, least = replica, ahead
         return best
 
-    def look(self, replicas: Sequence[Replica], now: float) -> None:
+    def look(self, replicas: Sequence[Serving], now: float) -> None:
         """Nothing is remembered."""
         for replica in replicas:
             replica.events.clear()
 
-    def forget(self, replica: Replica) -> None:
+    def forget(self, replica: Serving) -> None:
         """Nothing is remembered."""
 
 
@@ -60,7 +60,7 @@ class RouterChoice:
         self._loads: dict[int, ReplicaLoad] = {}
         self._turn = 0
 
-    def choose(self, replicas: Sequence[Replica], request: Request, now: float) -> Replica | None:
+    def choose(self, replicas: Sequence[Serving], request: Request, now: float) -> Serving | None:
         """The router's."""
         for replica in replicas:
             self._hear(replica, now)
@@ -84,23 +84,23 @@ class RouterChoice:
         request.mark = load.begin(request.prompt_tokens, request.expected_output, request.estimate)
         return replicas[loads.index(load)]
 
-    def look(self, replicas: Sequence[Replica], now: float) -> None:
+    def look(self, replicas: Sequence[Serving], now: float) -> None:
         """Poll every replica's load."""
         for replica in replicas:
             self._hear(replica, now)
             self._load(replica, now).take(*replica.report(), now)
 
-    def forget(self, replica: Replica) -> None:
+    def forget(self, replica: Serving) -> None:
         """Its load is nobody's."""
         self._loads.pop(id(replica), None)
 
-    def _load(self, replica: Replica, now: float) -> ReplicaLoad:
+    def _load(self, replica: Serving, now: float) -> ReplicaLoad:
         load = self._loads.get(id(replica))
         if load is None:
             load = self._loads[id(replica)] = ReplicaLoad(now, f"replica-{id(replica)}")
         return load
 
-    def _hear(self, replica: Replica, now: float) -> None:
+    def _hear(self, replica: Serving, now: float) -> None:
         load = self._load(replica, now)
         events = replica.events
         while events and events[0][0] <= now:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline_simulator.engine import Model, Replica, Request
+from paceline_simulator.engine import Model, Replica, Request, Serving
 
 from .dispatch import Dispatch, LeastWork
 from .view import Pod, Scaler, View
@@ -35,7 +35,7 @@ class Conditions:
 
 @dataclass(eq=False)
 class _Member:
-    replica: Replica
+    replica: Serving
     created: float
     ready_at: float
     draining: bool = False
@@ -74,7 +74,9 @@ class Run:
 
 
 class ScaledFleet:
-    """One run. Requests go to the replica with the least work ahead of it, or as `dispatch` chooses."""
+    """One run. Requests go to the replica with the least work ahead of it, or as `dispatch` chooses; each replica is
+    computed as `make` makes it, else quickly.
+    """
 
     def __init__(
         self,
@@ -84,20 +86,21 @@ class ScaledFleet:
         first: int,
         seed: int,
         dispatch: Dispatch | None = None,
+        make: Callable[[], Serving] | None = None,
     ) -> None:
         self._dispatch = dispatch or LeastWork(model)
-        self._model = model
+        self._make = make or (lambda: Replica(model))
         self._scaler = scaler
         self._conditions = conditions
         self._chance = random.Random(seed)
-        self._members = [_Member(Replica(model), 0.0, 0.0) for _ in range(first)]
+        self._members = [_Member(self._make(), 0.0, 0.0) for _ in range(first)]
         self._desired = first
         self._held: deque[Request] = deque()
         self._gone = (0.0, 0.0)  # prompt and answer tokens of replicas that are gone
         self._arrived = 0
         self._starts: list[float] = []
         self._open: list[_Member] = []
-        self._serving: list[Replica] = []
+        self._serving: list[Serving] = []
         self._see_who_serves(0.0)
         self._failures = deque(sorted(conditions.failures))
 
@@ -160,18 +163,18 @@ class ScaledFleet:
             if not member.draining:
                 ready = member.ready_at <= now
                 replica = member.replica
-                running, waiting = (replica.running, len(replica.waiting)) if ready else (None, None)
+                running, waiting = (replica.running, replica.queued) if ready else (None, None)
                 pods.append(Pod(member.created, ready, running, waiting))
         replicas = [member.replica for member in self._members]
-        left = sum(sum(request.left for request in replica.prefilling) for replica in replicas)
+        worked = [replica.worked for replica in replicas]
         return View(
             now,
             self._desired,
             tuple(pods),
             len(self._held),
             self._arrived,
-            self._gone[0] + sum(replica.computed for replica in replicas) - left,
-            self._gone[1] + sum(replica.generated for replica in replicas),
+            self._gone[0] + sum(prompt for prompt, _ in worked),
+            self._gone[1] + sum(answer for _, answer in worked),
             sum(replica.ahead for replica in replicas),
             tuple(self._starts[-20:]),
             not any(start <= now < end for start, end in self._conditions.outages),
@@ -183,9 +186,7 @@ class ScaledFleet:
         for _ in range(wanted - len(staying)):
             self._start(now)
         # First those that do not serve yet, then those with the least to lose.
-        order = sorted(
-            staying, key=lambda m: (m.ready_at <= now, m.replica.running + len(m.replica.waiting), -m.created)
-        )
+        order = sorted(staying, key=lambda m: (m.ready_at <= now, m.replica.running + m.replica.queued, -m.created))
         for member in order[: max(0, len(staying) - wanted)]:
             member.draining = True
         self._see_who_serves(now)
@@ -193,7 +194,7 @@ class ScaledFleet:
     def _start(self, now: float) -> None:
         mean = self._conditions.start_up
         took = max(0.5 * mean, self._chance.gauss(mean, 0.1 * mean))
-        replica = Replica(self._model)
+        replica = self._make()
         replica.now = now
         self._members.append(_Member(replica, now, now + took))
         self._starts.append(took)
@@ -201,16 +202,15 @@ class ScaledFleet:
     def _remove(self, member: _Member, now: float, outcome: Run) -> None:
         self._members.remove(member)
         self._dispatch.forget(member.replica)
-        replica = member.replica
-        left = sum(request.left for request in replica.prefilling)
-        self._gone = (self._gone[0] + replica.computed - left, self._gone[1] + replica.generated)
+        prompt, answer = member.replica.worked
+        self._gone = (self._gone[0] + prompt, self._gone[1] + answer)
         outcome.spans.append((member.created, now))
 
     def _fail(self, now: float, outcome: Run) -> None:
         """A replica dies. What it had not begun to answer is sent again; what it had is lost."""
         if not self._open:
             return
-        member = max(self._open, key=lambda m: m.replica.running + len(m.replica.waiting))
+        member = max(self._open, key=lambda m: m.replica.running + m.replica.queued)
         member.replica.advance(now)
         again = [request for request in member.replica.unfinished() if request.first_token < 0]
         self._remove(member, now, outcome)

@@ -11,9 +11,10 @@ from typing import Any
 from paceline_autoscaler.capacity import Objectives
 from paceline_bench.results import Row
 from paceline_simulator.engine import Request
+from paceline_simulator.exact import replica_of
 
 from .arrivals import requests
-from .dispatch import Dispatch, RouterChoice
+from .dispatch import RouterChoice
 from .fleet import Run, ScaledFleet
 from .search import Knobs, Score, make, search
 from .setup import Setup
@@ -57,15 +58,18 @@ class Found:
     changes: list[tuple[float, int]] = field(default_factory=list)
 
 
-def run(
-    setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf, dispatch: Dispatch | None = None
-) -> Run:
-    """One run, on what arrives before a time."""
+def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf, exact: bool = False) -> Run:
+    """One run, on what arrives before a time.
+
+    Args:
+        exact: with the router's own choice of a replica and the engine's own scheduler.
+    """
     made = requests(setup.trace, setup.copies, setup.shift, seed)
     if until < math.inf:
         made = [request for request in made if request.arrival < until]
     scaler = make(policy, knobs, setup)
-    return ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch).run(made)
+    dispatch, serving = (RouterChoice(), lambda: replica_of(setup.model)) if exact else (None, None)
+    return ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch, serving).run(made)
 
 
 def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
@@ -91,7 +95,7 @@ def study(
     """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold.
 
     Args:
-        exact: score with the router's own choice of a replica; the search stays quick.
+        exact: score with the router's own choice of a replica and the engine's own scheduler; the search stays quick.
     """
     half = setup.trace.length / 2.0
     found = []
@@ -104,7 +108,7 @@ def study(
         knobs, first, tried = search(policy, setup, goal, score)
         one = Found(policy, knobs, first, tried, {metric: [] for metric in METRICS})
         for seed in seeds:
-            outcome = run(setup, policy, knobs, seed, dispatch=RouterChoice() if exact else None)
+            outcome = run(setup, policy, knobs, seed, exact=exact)
             one.changes = one.changes or outcome.changes
             for metric, value in figures(setup, outcome, half, math.inf).items():
                 one.figures[metric].append(value)
