@@ -27,7 +27,7 @@ from paceline_bench.router.works import MODEL, http_request, prompt, save
 from paceline_bench.tables import show
 
 from .candidates import KINDS
-from .figures import METRICS, Paired, Said, paired
+from .figures import LEAST_ROUNDS, METRICS, Paired, Said, paired
 
 NONE, HEALTHY, REFUSING = "none", "healthy", "refusing"
 SETTINGS = (HEALTHY, *KINDS, REFUSING)
@@ -36,6 +36,8 @@ BASES = 2
 CONNECTIONS = 256
 PROMPT_BYTES = 512
 VARIANTS = 64
+LOW = ("chrt", "--other", "0")
+"""What is in Python and stands for other machines goes behind what is measured, where that has a real-time priority."""
 EXIT_NO, EXIT_WRONG_USE, EXIT_NOT_KNOWN = 1, 2, 3
 
 
@@ -59,7 +61,9 @@ class Taken:
 
 
 def shadow(
-    rounds: Annotated[int, typer.Option(min=3, help="Runs of each setting, in turns with runs without copies.")] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=LEAST_ROUNDS, help="Runs of each setting, in turns with runs without copies.")
+    ] = 10,
     seconds: Annotated[float, typer.Option(min=1.0, help="Timed seconds of each run.")] = 5.0,
     warm: Annotated[float, typer.Option(min=0.5, help="Seconds of load before each timed part.")] = 1.0,
     rate: Annotated[float, typer.Option(min=1.0, help="Requests a second, at random times.")] = 200.0,
@@ -73,7 +77,7 @@ def shadow(
     or refuses, and without copies before and after each.
 
     The router has one core; load, replicas and the recorder have another. Replicas are small C programs that pace their
-    tokens. No worse: the 95 % interval of the paired difference is within 2 % or 1 ms, whichever is more. Every request
+    tokens. No worse: the 95 % interval of the median paired difference is within 2 % or 1 ms, whichever is more. Every request
     is counted.
 
     Exit codes: 0 no worse and all answered, 1 worse or some request unanswered, 2 wrong use, 3 not known.
@@ -167,7 +171,7 @@ def _world(chosen: list[str], programs: Programs, folder: Path) -> Iterator[dict
         (logs := folder / "candidate").mkdir()
         (candidates[HEALTHY],) = stack.enter_context(replicas(programs, 1, logs))
         for kind in KINDS:
-            command = pinned([sys.executable, "-m", "paceline_bench.shadow.candidates", kind], cores()[1])
+            command = [*LOW, *pinned([sys.executable, "-m", "paceline_bench.shadow.candidates", kind], cores()[1])]
             group = ProcessGroup(command, environment={}, log=folder / f"{kind}.log", piped=True)
             stack.enter_context(group)
             candidates[kind] = int(group.stdout.readline())
@@ -194,8 +198,7 @@ def _recorder(folder: Path) -> Iterator[str]:
     """A real recorder, behind everything else on its core: in a cluster it is on another machine."""
     (data := folder / "recorder").mkdir()
     command = [sys.executable, "-m", "paceline_shadow_traffic", "--data", str(data), "--host", "127.0.0.1"]
-    low = ["chrt", "--other", "0", "nice", "-n", "19"]
-    command = [*low, *pinned([*command, "--port", "0", "--replay-percent", "0"], cores()[1])]
+    command = [*LOW, "nice", "-n", "19", *pinned([*command, "--port", "0", "--replay-percent", "0"], cores()[1])]
     environment = {"PACELINE_ADMIN_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
     with ProcessGroup(command, environment=environment, log=folder / "recorder.log", piped=True) as group:
         yield group.stdout.readline().decode().split()[-1]
@@ -245,7 +248,7 @@ def _rows(found: dict[str, dict[str, Paired]], taken: dict[str, Taken], terms: d
     for name, figures in found.items():
         for metric, one in figures.items():
             params = {"candidate": name, "low": one.low, "high": one.high, "said": one.said.value, "base": one.base}
-            yield Row("shadow", "paceline", f"{metric}_difference", one.mean, "ms", terms | params)
+            yield Row("shadow", "paceline", f"{metric}_difference", one.middle, "ms", terms | params)
         cpu = sum(taken[name].cpu) / len(taken[name].cpu)
         yield Row("shadow", "paceline", "cpu_us_per_request", cpu, "us", terms | {"candidate": name})
         yield Row("shadow", "paceline", "sent", taken[name].sent, "requests", terms | {"candidate": name})
@@ -257,7 +260,7 @@ def _table(found: dict[str, dict[str, Paired]], taken: dict[str, Taken]) -> Tabl
     table = Table("candidate", *headings, "requests", "not answered", title="With every request copied, against none")
     for name, figures in found.items():
         cells = [
-            f"{one.base:.2f} {one.mean:+.2f} ms ({one.low:+.2f} to {one.high:+.2f}): {one.said.value}"
+            f"{one.base:.2f} {one.middle:+.2f} ms ({one.low:+.2f} to {one.high:+.2f}): {one.said.value}"
             for one in figures.values()
         ]
         table.add_row(name, *cells, f"{taken[name].sent:,}", f"{taken[name].bad:,}")

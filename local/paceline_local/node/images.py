@@ -25,7 +25,8 @@ PROMETHEUS_NAMES = ("prometheus", "prom/prometheus", "docker.io/prom/prometheus"
 PROMETHEUS_VARIABLE = "PACELINE_PROMETHEUS"
 
 AVAILABLE = (
-    "local mode can run paceline.io/operator, /router, /recorder and /runtime (from this checkout), "
+    "local mode can run paceline.io/operator, paceline.io/router, paceline.io/recorder, paceline.io/runtime "
+    "(from this checkout), "
     "paceline.io/shell (needs a command) and prometheus, each with any tag"
 )
 
