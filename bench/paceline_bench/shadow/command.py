@@ -77,8 +77,8 @@ def shadow(
     or refuses, and without copies before and after each.
 
     The router has one core; load, replicas and the recorder have another. Replicas are small C programs that pace their
-    tokens. No worse: the 95 % interval of the median paired difference is within 2 % or 1 ms, whichever is more. Every request
-    is counted.
+    tokens. No worse: the 95 % interval of the median paired difference is within 2 % or 1 ms, whichever is more. Every
+    request is counted.
 
     Exit codes: 0 no worse and all answered, 1 worse or some request unanswered, 2 wrong use, 3 not known.
 
