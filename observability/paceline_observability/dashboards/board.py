@@ -35,6 +35,7 @@ class Panel:
     Attributes:
         unit: Grafana's word; left out, it is that of the first metric, per second where a rate of it is taken.
         width: of `COLUMNS`.
+        only: when there is anything to see, where that is not always.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Panel:
     kind: Literal["timeseries", "stat"] = "timeseries"
     unit: str | None = None
     width: int = 8
+    only: str | None = None
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -65,11 +67,12 @@ class Panel:
 
     def json(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel at a place of the grid."""
+        words = [f"{metric.name}: {metric.help}" for metric in self.metrics]
         return {
             "id": number,
             "type": self.kind,
             "title": self.title,
-            "description": "\n".join(f"{metric.name}: {metric.help}" for metric in self.metrics),
+            "description": "\n".join([*words, f"Only {self.only}."] if self.only else words),
             "datasource": _SOURCE,
             "gridPos": {"x": x, "y": y, "w": self.width, "h": HEIGHT if self.kind == "timeseries" else STAT_HEIGHT},
             "fieldConfig": {"defaults": {"unit": self.shown_unit, "min": 0}, "overrides": []},

@@ -8,6 +8,8 @@ from .board import Board, Panel, Query
 
 _OURS: Final = 'namespace="$namespace", service="$service"'
 _BY_SERVICE: Final = "{{namespace}}/{{service}}"
+_BY_STEPS: Final = "while a rollout by steps is under way"
+_SHADOWED: Final = "while requests are copied to a candidate"
 
 
 def _rate(series: str, by: str, labels: str = "") -> str:
@@ -31,8 +33,8 @@ def _goodput(by: str, labels: str = "") -> str:
     return f"{met} / ({_rate('paceline_slo_requests_total', by, judged)} > 0)"
 
 
-def _one(title: str, expr: str, legend: str = "", unit: str | None = None) -> Panel:
-    return Panel(title, (Query(expr, legend),), unit=unit)
+def _one(title: str, expr: str, legend: str = "", unit: str | None = None, only: str | None = None) -> Panel:
+    return Panel(title, (Query(expr, legend),), unit=unit, only=only)
 
 
 FLEET: Final = Board(
@@ -226,6 +228,40 @@ ROLLOUT: Final = Board(
                     "Served by others than asked for",
                     _rate("paceline_router_fallback_total", "service", _OURS),
                     "{{service}}",
+                ),
+            ),
+        ),
+        (
+            "By steps",
+            (
+                _one(
+                    "Percent for the new one",
+                    f"max by (service) (paceline_rollout_weight_percent{{{_OURS}}})",
+                    "{{service}}",
+                    "percent",
+                    only=_BY_STEPS,
+                ),
+                _one("Phase", f"max by (phase) (paceline_rollout_phase{{{_OURS}}})", "{{phase}}", only=_BY_STEPS),
+                _one(
+                    "Verdict", f"max by (verdict) (paceline_rollout_verdict{{{_OURS}}})", "{{verdict}}", only=_BY_STEPS
+                ),
+                _one(
+                    "Copies to the candidate",
+                    _rate("paceline_router_shadow_copies_total", "outcome", _OURS),
+                    "{{outcome}}",
+                    only=_SHADOWED,
+                ),
+                _one(
+                    "Pairs for the recorder",
+                    _rate("paceline_router_shadow_pairs_total", "outcome", _OURS),
+                    "{{outcome}}",
+                    only=_SHADOWED,
+                ),
+                _one(
+                    "Answers to the fixed question",
+                    f"max by (result) (paceline_output_canary_replicas{{{_OURS}}})",
+                    "{{result}}",
+                    only="once replicas were asked, which is every ten minutes",
                 ),
             ),
         ),
