@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from paceline_router.flow.record import Record
     from paceline_router.table.records import Shadow
     from paceline_router.table.routes import Route
+
+log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 32
 """Copies of a service that wait for a place."""
@@ -154,8 +157,14 @@ class Tap:
 
     def paired(self, copy: Copy) -> None:
         """Both versions have answered."""
-        if self.sender is not None and self.shadow.recorder is not None:
+        if self.sender is None or self.shadow.recorder is None:
+            return
+        try:
             self.sender.put(self.shadow.recorder, copy.pair(), self.counts)
+        except Exception:
+            # This runs at the end of somebody's request, whose connections must not pay for it.
+            log.exception("the pair of request %s could not be told", copy.request_id.decode())
+            self.counts.pairs["dropped"] += 1
 
     def forget(self, copy: Copy) -> None:
         """A copy is over."""
