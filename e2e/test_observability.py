@@ -20,7 +20,7 @@ from vllm_dashboard import queries
 
 from paceline_observability.catalogue import BY_SERIES, CATALOGUE, stored_labels
 
-pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
 
 NAMESPACE, NAME = "observed", "chat"
 REQUESTS = 24
