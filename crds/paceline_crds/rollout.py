@@ -37,7 +37,9 @@ class OrderAction(enum.StrEnum):
 
 
 class GateSignal(enum.StrEnum):
-    """What a gate looks at: what routers measure of both revisions, and what a recorder finds of their answers."""
+    """What a gate looks at: what routers measure of both revisions, and what a recorder finds of their answers to the
+    same requests.
+    """
 
     TTFT_P50 = "TTFTP50"
     TTFT_P90 = "TTFTP90"
@@ -48,6 +50,27 @@ class GateSignal(enum.StrEnum):
     ERROR_RATE = "ErrorRate"
     CANCELLED = "Cancelled"
     GOODPUT = "Goodput"
+    OUTPUT_DIFFERENCE = "OutputDifference"
+    LENGTH_P50 = "LengthP50"
+    LENGTH_P90 = "LengthP90"
+    REFUSALS = "Refusals"
+    JSON_INVALID = "JSONInvalid"
+    TOOL_CALLS_INVALID = "ToolCallsInvalid"
+    TRUNCATED = "Truncated"
+
+
+OUTPUT_SIGNALS = frozenset(
+    {
+        GateSignal.OUTPUT_DIFFERENCE,
+        GateSignal.LENGTH_P50,
+        GateSignal.LENGTH_P90,
+        GateSignal.REFUSALS,
+        GateSignal.JSON_INVALID,
+        GateSignal.TOOL_CALLS_INVALID,
+        GateSignal.TRUNCATED,
+    }
+)
+"""Known of copied requests only, so in the shadow step."""
 
 
 class OnNotKnown(enum.StrEnum):
@@ -132,6 +155,30 @@ STEP_RULES = (
 )
 
 
+class ShadowSpec(Model):
+    """A step before the first one: the new revision gets copies of requests, and its answers go to a recorder only,
+    which holds them against the old one's.
+    """
+
+    percent: Annotated[int, Field(ge=1, le=100, description="Whole percent of the requests that are copied.")]
+    min_samples: Annotated[
+        int | None,
+        Field(ge=1, le=10_000_000, description="Pairs of answers before anything is said. Default 200."),
+    ] = None
+    max_duration: Annotated[
+        Duration | None,
+        Field(description="When onNotKnown decides, where nothing is known by then. Default 30m."),
+    ] = None
+    opt_out_tenants: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=253)]] | None,
+        Field(
+            max_length=64,
+            description="Tenants of which nothing is copied.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = None
+
+
 class GateSpec(Model):
     """What may not get worse."""
 
@@ -139,7 +186,9 @@ class GateSpec(Model):
         GateSignal,
         Field(
             description="Percentiles of time to first token and of time per token, and shares of requests: ErrorRate, "
-            "Cancelled (the client left) and Goodput (within spec.slo)."
+            "Cancelled (the client left) and Goodput (within spec.slo). Of answers to copied requests, in the shadow "
+            "step: OutputDifference (greedy ones), LengthP50, LengthP90, Refusals, JSONInvalid, ToolCallsInvalid, "
+            "Truncated. ErrorRate is looked at in both."
         ),
     ]
     max_regression_percent: Annotated[
@@ -166,7 +215,7 @@ class GateSpec(Model):
 
 GATE_RULES = (
     rule(
-        "!(self.signal.startsWith('TTFT') || self.signal.startsWith('TPOT')) || "
+        "!['TTFT', 'TPOT', 'Length'].exists(s, self.signal.startsWith(s)) || "
         f"self.maxRegressionPercent >= {QUANTILE_MARGIN_PERCENT}",
         f"percentiles are known to 5 %: write maxRegressionPercent: {QUANTILE_MARGIN_PERCENT} or more",
         field_path=".maxRegressionPercent",
@@ -189,6 +238,13 @@ class RolloutSpec(Model):
             "new revision gets the traffic by steps, and goes on only while it is no worse than the old one."
         ),
     ] = RolloutStrategy.ROLLING
+    shadow: Annotated[
+        ShadowSpec | None,
+        Field(
+            description="Copies of requests for the new revision before it serves anybody; needs the chart's recorder. "
+            "Absent: no such step."
+        ),
+    ] = None
     steps: Annotated[
         list[Annotated[StepSpec, Field(json_schema_extra=rules(*STEP_RULES))]] | None,
         Field(
@@ -203,7 +259,8 @@ class RolloutSpec(Model):
             min_length=1,
             max_length=16,
             description="What may not get worse. Default: TTFTP50 by 10, TTFTP99 by 25, TPOTP99 by 15, ErrorRate by 1, "
-            "Cancelled by 3, and with spec.slo Goodput by 3.",
+            "Cancelled by 3, and with spec.slo Goodput by 3; in the shadow step ErrorRate by 1, OutputDifference by 5, "
+            "LengthP50 by 15, Refusals by 2 and Truncated by 3.",
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["signal"]},
         ),
     ] = None
@@ -224,7 +281,7 @@ class RolloutSpec(Model):
     ] = None
 
 
-_CANARY_FIELDS = ("steps", "gates", "onNotKnown", "onBreach", "paused")
+_CANARY_FIELDS = ("shadow", "steps", "gates", "onNotKnown", "onBreach", "paused")
 
 ROLLOUT_RULES = (
     rule(
@@ -239,7 +296,8 @@ ROLLOUT_RULES = (
         field_path=".order.action",
     ),
     rule(
-        "!has(self.steps) || self.steps.size() == 0 || self.steps[self.steps.size() - 1].weight == 100",
+        # They rise, so that this is the last one.
+        "!has(self.steps) || self.steps.exists(s, s.weight == 100)",
         "the last step gives the new revision all of the traffic: write weight: 100 there",
         field_path=".steps",
     ),
@@ -248,5 +306,11 @@ ROLLOUT_RULES = (
         "self.steps.all(s, self.steps.exists_one(t, t.weight == s.weight)))",
         "each step gives the new revision more than the one before: write rising weights, for example 5, 25, 100",
         field_path=".steps",
+    ),
+    rule(
+        "has(self.shadow) || !has(self.gates) || "
+        f"self.gates.all(g, !(g.signal in {sorted(signal.value for signal in OUTPUT_SIGNALS)}))",
+        "answers are compared in the shadow step only: write shadow as well, for example {percent: 5}",
+        field_path=".gates",
     ),
 )

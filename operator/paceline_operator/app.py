@@ -174,6 +174,8 @@ class Operator:
             services=lambda: self.watching.caches.services.list(),
             seen=lambda key: self.reconciler.seen(key),
             answers=lambda path: self.reconciler.router_answers(path),
+            recorders=lambda: self.reconciler.recorders(),
+            recorded=lambda url: self.reconciler.recorded(url),
             changed=self.queue.add,
             clock=time.time,
             interval=settings.rollout_seconds,
@@ -209,6 +211,7 @@ class Operator:
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
                 judgement=self.rollouts.of,
+                recorder=self.rollouts.recorder,
             ),
         )
         self.metrics = Metrics()

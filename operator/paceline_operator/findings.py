@@ -28,6 +28,7 @@ class Findings:
         keys: why no router can check a service's keys; None: not known yet.
         counts: what is asked for, with the counts of pools that follow load.
         scaling: what was decided about these pools; None: nothing yet.
+        recorder: base URL of the recorder of copied requests; empty: none is known.
         judgement: the newest verdict on a rollout by steps; None: there is none.
     """
 
@@ -39,4 +40,5 @@ class Findings:
     keys: Callable[[Key], str | None] = lambda _: ""
     counts: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1]
     scaling: Callable[[Key], Mapping[str, ScalingStatus] | None] = lambda _: None
+    recorder: Callable[[], str] = lambda: ""
     judgement: Callable[[Key], Judgement | None] = lambda _: None

@@ -121,6 +121,14 @@ class Reconciler:
         """What each ready router answers at a path, by its name; None of one that cannot be asked."""
         return await self._routers.answers(self._caches.routers.list(), path)
 
+    async def recorders(self) -> list[str]:
+        """Base URLs of the recorders that are ready."""
+        return await self._routers.recorders()
+
+    async def recorded(self, url: str) -> Mapping[str, Any] | None:
+        """What a recorder answers; None where it cannot be asked."""
+        return await self._routers.recorded(url)
+
     def seen(self, key: Key) -> Seen | None:
         """A service as the caches have it; None where it is gone or going, or cannot be rendered."""
         return self._observer.seen(key)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from paceline_crds.names import LABEL_MANAGED_BY, MANAGED_BY, ROUTER_ADMIN_PORT
-from paceline_kube import SECRETS, AlreadyExists, JsonObject, KubeClient, NotFound
+from paceline_kube import PODS, SECRETS, AlreadyExists, JsonObject, KubeClient, KubeError, NotFound
 from paceline_kube.pods import is_ready
 
 from .observed import RouterView
@@ -31,6 +31,8 @@ _FAILURES = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 """Of one router: it is not there, or answers something else."""
 LABEL_COMPONENT = "app.kubernetes.io/component"
 COMPONENT_ROUTER = "router"
+RECORDER_SELECTOR = f"{LABEL_COMPONENT}=recorder"
+RECORDER_PORT = 8082
 ROUTER_SELECTOR = f"{LABEL_COMPONENT}={COMPONENT_ROUTER}"
 """Pods of routers, in the operator's own namespace: anywhere else a pod could carry the label to be sent the token."""
 
@@ -145,6 +147,24 @@ class Routers:
         ready = [pod for pod in pods if is_ready(pod)]
         found = await asyncio.gather(*map(one, ready))
         return {str(pod["metadata"]["name"]): answer for pod, answer in zip(ready, found, strict=True)}
+
+    async def recorders(self) -> list[str]:
+        """Base URLs of the ready recorders of copied requests; none where they cannot be listed."""
+        try:
+            pods = (await self._client.list(PODS, self._namespace, label_selector=RECORDER_SELECTOR)).items
+        except KubeError as exc:
+            log.info("the recorder cannot be found: %s", exc)
+            return []
+        addresses = [(pod.get("status") or {}).get("podIP") for pod in pods if is_ready(pod)]
+        return [f"http://{f'[{one}]' if ':' in one else one}:{RECORDER_PORT}" for one in addresses if one]
+
+    async def recorded(self, url: str) -> Mapping[str, Any] | None:
+        """What a recorder answers; None where it cannot be asked. Its token is that of the routers' admin port."""
+        try:
+            return await self._get(url)
+        except _FAILURES as exc:
+            log.info("the recorder cannot be asked: %s", exc)
+            return None
 
     def _url(self, pod: JsonObject, path: str) -> str:
         address = (pod.get("status") or {}).get("podIP")

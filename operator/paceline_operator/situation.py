@@ -40,6 +40,7 @@ class Situation:
         crd_lacks: fields that the cluster's CRDs lack.
         follows_load: the count of some pool follows load.
         scaling: what was decided about these pools; None before it was.
+        recorder: base URL of what takes pairs of answers; empty where there is none.
     """
 
     observed: Observed
@@ -57,6 +58,7 @@ class Situation:
     crd_lacks: tuple[str, ...] = ()
     follows_load: bool = False
     scaling: Mapping[str, ScalingStatus] | None = None
+    recorder: str = ""
 
 
 def in_force(situation: Situation) -> Situation:

@@ -22,7 +22,7 @@ from .drift.verdict import drift_status, in_sync
 from .failures import Problem
 from .observed import PodView
 from .render import Desired
-from .rollout.told import rollout_status
+from .rollout.told import rollout_status, shadow_status
 from .room import lacks_room
 from .scaling.told import scaling_active
 from .schemas import words as words_of_missing
@@ -76,6 +76,9 @@ def status_of(
         traffic=TrafficStatus(
             generation=traffic.generation,
             entries=[TrafficEntry(pool=e.pool, revision=e.revision, weight=e.weight) for e in traffic.entries],
+            shadow=shadow_status(
+                traffic.rollout, traffic.shadow, desired.rules if desired else None, situation.recorder
+            ),
         )
         if traffic
         else None,

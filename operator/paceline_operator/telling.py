@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,15 @@ from .written import Written
 log = logging.getLogger(__name__)
 
 UNTOLD_SECONDS = 1.0
+
+
+def over(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that makes `new` of `old`: what is there no more is taken away, in depth."""
+    found: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    for name, value in new.items():
+        before = old.get(name)
+        found[name] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 class Teller:
@@ -78,7 +87,7 @@ class Teller:
         patch = {
             # So a leader that was held up, and is none any more, overwrites nothing that was said since.
             "metadata": {"resourceVersion": service["metadata"]["resourceVersion"]},
-            "status": {**dict.fromkeys(old.keys() - new.keys()), **new},
+            "status": over(old, new),
         }
         try:
             stored = await self._client.patch(
@@ -111,6 +120,7 @@ class Teller:
             outputs=findings.outputs(key),
             crd_lacks=findings.crd_lacks() or (),
             keys=keys,
+            recorder=findings.recorder(),
         )
         if has_objectives(service):
             situation = replace(situation, promises=True, slo=findings.slo(key))

@@ -387,6 +387,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "lower hold",
     ),
     (
+        "answers that nobody compares",
+        {"rollout": {"strategy": "Canary", "gates": [{"signal": "Refusals", "maxRegressionPercent": 2}]}},
+        "spec.rollout.gates",
+        "write shadow as well",
+    ),
+    (
         "a percentile within less than is known",
         {"rollout": {"strategy": "Canary", "gates": [{"signal": "TTFTP99", "maxRegressionPercent": 2}]}},
         "spec.rollout.gates[0].maxRegressionPercent",
@@ -415,7 +421,7 @@ def test_bad_input_is_refused_with_its_path_and_what_to_write(
     [
         ("spec.scaling.target", {"scaling": {"maxReplicas": 3, "target": 4}}),
         ("spec.slo.ttft.p50", {"slo": {"ttft": {"p50": "800ms"}}}),
-        ("spec.rollout.shadow", {"rollout": {"shadow": {"percent": 5}}}),
+        ("spec.rollout.mirror", {"rollout": {"strategy": "Canary", "mirror": {"percent": 5}}}),
         ("spec.tenancy.quota", {"tenancy": {"quota": 3}}),
         ("spec.routing.profiles", {"routing": {"profiles": ["a"]}}),
         ("spec.runtime.args", {"runtime": {"args": ["--tensor-parallel-size", "2"]}}),
@@ -547,6 +553,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
         "rollout": {
             "strategy": "Canary",
             "gates": [{"signal": "ErrorRate", "maxRegressionPercent": 0, "minSamples": 50, "warmUp": "30s"}],
+        }
+    },
+    "rollout.shadow": {
+        "rollout": {
+            "strategy": "Canary",
+            "shadow": {"percent": 5, "minSamples": 200, "maxDuration": "30m", "optOutTenants": ["acme"]},
+            "gates": [{"signal": "OutputDifference", "maxRegressionPercent": 3}],
         }
     },
     "rollout.onNotKnown": {"rollout": {"strategy": "Canary", "onNotKnown": "Rollback", "onBreach": "Pause"}},

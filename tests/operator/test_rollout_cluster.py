@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from operator_world import Operator, World
-from rolled_world import FollowingRouter, router_of
+from rolled_world import FollowingRouter, recorder_of, router_of
 
-from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, JsonObject
+from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, NODES, JsonObject, KubeError
 
 pytestmark = pytest.mark.cluster
 
@@ -36,7 +37,7 @@ async def rolled(
     world: World, make_service: Callable[..., Any]
 ) -> AsyncIterator[tuple[FollowingRouter, Callable[..., Any]]]:
     """A service of two replicas that serves; yields its router, and what applies another spec."""
-    async with world.node() as pod, world.kubelet(), router_of(world) as router:
+    async with world.node() as pod, beating(world), world.kubelet(), router_of(world) as router:
 
         async def apply(rollout: JsonObject | None = None, **spec: Any) -> JsonObject:
             return await world.apply(make_service(replicas=2, pod=pod, rollout=ROLLOUT | (rollout or {}), **spec))
@@ -45,6 +46,24 @@ async def rolled(
             await apply()
             await world.until_ready()
         yield router, apply
+
+
+@asynccontextmanager
+async def beating(world: World) -> AsyncIterator[None]:
+    """The node goes on saying that it is ready; after 40 s without a word its pods are not."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(5)
+            status = {"status": world.node_status({})}
+            with suppress(KubeError):
+                await world.client.patch(NODES, f"node-{world.namespace}", status, subresource="status")
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def operator(world: World, router: FollowingRouter) -> Any:
@@ -192,3 +211,43 @@ async def test_an_operator_that_is_started_anew_at_every_edge_gives_no_wrong_wei
             service = await world.until_ready()
         after = service["status"]["currentRevision"]
         assert weights(router, after) == [10, 50, 100]
+
+
+async def test_a_revision_that_answers_otherwise_never_serves_and_one_that_answers_alike_goes_on(
+    world: World, make_service: Callable[..., Any]
+) -> None:
+    shadow = {"shadow": {"percent": 20, "minSamples": 100, "maxDuration": "10m"}}
+    async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
+        base = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
+        await apply(shadow, runtime=NEW)
+        first = (await until_at(world, "Shadow", 0))["revision"]
+        traffic = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]
+        assert "shadow" not in traffic, "without a recorder nothing is copied"
+        async with recorder_of(world) as (recorder, url):
+            recorder.base, recorder.candidate, recorder.differ = base, first, 40
+
+            async def copied() -> bool:
+                now = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]
+                return bool(now.get("shadow"))
+
+            async def rejected() -> bool:
+                return (await rollout(world)).get("phase") == "Idle"
+
+            await world.until(copied, "routers are told to copy")
+            traffic = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]
+            asked = {name: traffic["shadow"][name] for name in ("revision", "percent", "recorder")}
+            assert asked == {"revision": first, "percent": 20, "recorder": url}
+            await world.until(rejected, "the revision is rejected")
+            assert "OutputDifference is worse" in (await rollout(world))["message"]
+            assert weights(router, first) == []
+            after = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]
+            assert "shadow" not in after
+            assert after["generation"] > traffic["generation"]
+            recorder.differ = 0
+            recorder.candidate = ""
+            await apply(shadow, runtime={"maxNumSeqs": 16})
+            recorder.candidate = (await until_at(world, "Shadow", 0))["revision"]
+            assert recorder.candidate != first
+            await world.until_ready()
+            assert weights(router, recorder.candidate) == [10, 50, 100]
+        assert told.errors == []

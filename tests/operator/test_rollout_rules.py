@@ -21,6 +21,7 @@ from paceline_operator.rollout.told import (
     with_verdict,
 )
 from paceline_operator.rollout.transition import Record
+from paceline_operator.telling import over
 from paceline_shadow_traffic.evidence import Signal
 from paceline_shadow_traffic.verdict import Finding, Gate, Outcome, Verdict
 
@@ -59,6 +60,24 @@ def test_an_order_without_words_is_one_all_the_same() -> None:
     said = {"revision": "chat-b", "action": "Abort", "id": "7", "by": "ann", "why": "slow"}
     assert rules(order=said).order.id == "7"
     assert rules(order={"revision": "chat-b", "action": "Pin"}).order is None
+
+
+def test_gates_on_answers_are_for_the_shadow_step_and_the_others_for_the_steps() -> None:
+    assert rules().policy.shadow is None
+    usual = rules(shadow={"percent": 5, "optOutTenants": ["acme"]})
+    assert (usual.shadow, usual.opt_out) == (5, ("acme",))
+    assert usual.policy.shadow == Step(1, 0.0, 1800.0)
+    assert Signal.OUTPUT_DIFFERENCE in {gate.signal for gate in usual.output_gates}
+    assert {gate.min_samples for gate in usual.output_gates} == {50, 200}
+    gates = [
+        {"signal": "TTFTP99", "maxRegressionPercent": 10},
+        {"signal": "ErrorRate", "maxRegressionPercent": 2},
+        {"signal": "Refusals", "maxRegressionPercent": 1},
+    ]
+    given = rules(shadow={"percent": 5, "minSamples": 30}, gates=gates)
+    assert [gate.signal for gate in given.gates] == [Signal.TTFT_P99, Signal.ERROR_RATE]
+    assert [gate.signal for gate in given.output_gates] == [Signal.REFUSALS, Signal.ERROR_RATE]
+    assert {gate.min_samples for gate in given.output_gates} == {30}
 
 
 def test_steps_that_do_not_rise_are_refused_with_what_to_write() -> None:
@@ -119,3 +138,9 @@ def test_metrics_are_of_services_that_have_a_rollout() -> None:
     meta = {"namespace": "demo", "name": "chat"}
     with_one = {"metadata": meta, "status": {"rollout": {"phase": "Judging"}}}
     assert told_of([with_one, {"metadata": {**meta, "name": "other"}}]) == {("demo", "chat"): {"phase": "Judging"}}
+
+
+def test_what_a_status_says_no_more_is_taken_away_in_depth() -> None:
+    old = {"traffic": {"generation": 2, "shadow": {"percent": 5}}, "rollout": {"phase": "Shadow"}, "replicas": 2}
+    new = {"traffic": {"generation": 3}, "replicas": 2}
+    assert over(old, new) == {"traffic": {"generation": 3, "shadow": None}, "rollout": None, "replicas": 2}

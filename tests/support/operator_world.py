@@ -121,6 +121,8 @@ class Operator:
             services=lambda: self._watching.caches.services.list(),
             seen=lambda key: self.reconciler.seen(key),
             answers=lambda path: self.reconciler.router_answers(path),
+            recorders=lambda: self.reconciler.recorders(),
+            recorded=lambda url: self.reconciler.recorded(url),
             changed=self._queue.add,
             clock=time.time,
             interval=told.rollout_seconds,
@@ -138,6 +140,7 @@ class Operator:
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
                 judgement=self.rollouts.of,
+                recorder=self.rollouts.recorder,
             ),
         )
 

@@ -4,6 +4,7 @@ sends them by these weights would.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,8 +18,13 @@ from operator_world import World
 from paceline_crds.names import LABEL_POOL_HASH
 from paceline_crds.sketch import SCALE, Sketch
 from paceline_kube import INFERENCEREVISIONS, INFERENCESERVICES, PODS, JsonObject
+from paceline_operator.routers import RECORDER_PORT
+from paceline_shadow_traffic.both import Both
+from paceline_shadow_traffic.comparisons_page import PATH, Row, page
+from paceline_shadow_traffic.share import Share
+from paceline_shadow_traffic.tally import Side, Tally
 
-ROUTER = "router-0"
+ROUTER, RECORDER = "router-0", "recorder-0"
 REQUESTS = 400
 """Of one look at its samples."""
 
@@ -64,7 +70,7 @@ class FollowingRouter:
         replicas = [
             {"name": pod["metadata"]["name"], "revision": "", "ready": True, "draining": False}
             for pod in await self.world.all(PODS)
-            if pod["metadata"]["name"] != ROUTER
+            if pod["metadata"]["name"] not in (ROUTER, RECORDER)
         ]
         known = {"generation": traffic["generation"], "replicas": await self._named(replicas)}
         return {"synced": True, "services": {self.key: known}}
@@ -101,6 +107,67 @@ class FollowingRouter:
         return {**place, "outcomes": {"2xx": count}, "met": 0, "missed": 0, "ttft": ttft.encode(), "tpot": []}
 
 
+@dataclass
+class StandInRecorder:
+    """Says that each stretch of time brought so many pairs.
+
+    Attributes:
+        base, candidate: revisions.
+        differ: greedy answers of a hundred in which the candidate differs from the base.
+    """
+
+    base: str = ""
+    candidate: str = ""
+    differ: int = 0
+    pairs: int = 200
+
+    async def answer(self, request: web.Request) -> web.Response:
+        since, until = float(request.query["since"]), float(request.query["until"])
+        side = Side(
+            answers=self.pairs,
+            length=Sketch({100: self.pairs}),
+            finish_reasons=Counter({"stop": self.pairs}),
+            refused=Share(0.0, self.pairs),
+        )
+        sides = Both(side, side)
+        row = Row(
+            self.base,
+            self.candidate,
+            "default",
+            "ShortInputShortOutput",
+            pairs=self.pairs,
+            candidate=Tally(sides, different=Share(self.pairs * self.differ / 100, self.pairs)),
+            itself=Tally(sides, different=Share(0.0, self.pairs)),
+        )
+        return web.json_response(page(since, until, {request.query["service"]: [row]}))
+
+
+@asynccontextmanager
+async def recorder_of(world: World) -> AsyncIterator[tuple[StandInRecorder, str]]:
+    """A recorder with its pod, on an address of its own; and its URL."""
+    recorder, app = StandInRecorder(), web.Application()
+    app.router.add_get(PATH, recorder.answer)
+    server = web.AppRunner(app)
+    await server.setup()
+    address = f"127.{random.randint(20, 200)}.{random.randint(1, 200)}.{random.randint(1, 200)}"
+    await web.TCPSite(server, address, RECORDER_PORT).start()
+    try:
+        await _pod(world, RECORDER, "recorder", address)
+        yield recorder, f"http://{address}:{RECORDER_PORT}"
+    finally:
+        await server.cleanup()
+
+
+async def _pod(world: World, name: str, component: str, address: str) -> None:
+    pod: dict[str, Any] = {
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/component": component}},
+        "spec": {"containers": [{"name": component, "image": "r"}]},
+    }
+    made = await world.client.create(PODS, pod, world.namespace)
+    conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")]
+    await world.set_pod(made, {"phase": "Running", "podIP": address, "conditions": conditions})
+
+
 @asynccontextmanager
 async def router_of(world: World) -> AsyncIterator[FollowingRouter]:
     """A router with its pod, in the namespace that the operator takes for its own."""
@@ -111,13 +178,7 @@ async def router_of(world: World) -> AsyncIterator[FollowingRouter]:
     await site.start()
     router.port = server.addresses[0][1]
     try:
-        pod: dict[str, Any] = {
-            "metadata": {"name": ROUTER, "labels": {"app.kubernetes.io/component": "router"}},
-            "spec": {"containers": [{"name": "router", "image": "r"}]},
-        }
-        made = await world.client.create(PODS, pod, world.namespace)
-        conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")]
-        await world.set_pod(made, {"phase": "Running", "podIP": "127.0.0.1", "conditions": conditions})
+        await _pod(world, ROUTER, "router", "127.0.0.1")
         yield router
     finally:
         await server.cleanup()

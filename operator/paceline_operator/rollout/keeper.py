@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -15,9 +15,11 @@ from paceline_crds.rollout import RolloutStrategy
 from paceline_kube import JsonObject, Key, key_of
 from paceline_operator.rounds import come_round
 from paceline_operator.scaling.keeper import Seen
-from paceline_shadow_traffic.verdict import judge
+from paceline_shadow_traffic.comparisons_page import PATH
+from paceline_shadow_traffic.verdict import Judged, judge
 
 from .asked import Judgement
+from .comparing import Compared, compare
 from .gathering import ANCHOR_SECONDS, Heard, hear, major
 from .rules import Rules
 from .staging import stand_of
@@ -30,16 +32,22 @@ INTERVAL_SECONDS = 10.0
 RETELL_SECONDS = 60.0
 """After which the numbers of a verdict that stays the same are written down anew."""
 
+WINDOW_LOOKS = 3
+"""Looks for which pairs of answers make one window."""
+
 JUDGED = frozenset({Phase.PREPARING, Phase.JUDGING, Phase.HELD})
 """Phases in which both revisions have requests, as every router has acknowledged."""
+
+Page = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One step of one service."""
+    """One step of one service. Of a shadow step the pairs of answers are looked at, of others the routers' samples."""
 
     about: tuple[str, str, int]
     heard: Heard
+    compared: Compared
     judgement: Judgement | None = None
     told: float = 0.0
 
@@ -52,7 +60,9 @@ class RolloutKeeper:
         *,
         services: Callable[[], Iterable[JsonObject]],
         seen: Callable[[Key], Seen | None],
-        answers: Callable[[str], Awaitable[Mapping[str, Mapping[str, Any] | None]]],
+        answers: Callable[[str], Awaitable[Mapping[str, Page | None]]],
+        recorders: Callable[[], Awaitable[Sequence[str]]],
+        recorded: Callable[[str], Awaitable[Page | None]],
         changed: Callable[[Key], None],
         clock: Callable[[], float],
         interval: float = INTERVAL_SECONDS,
@@ -63,6 +73,8 @@ class RolloutKeeper:
             services: all of them.
             seen: one as the caches have it; None where it is gone or cannot be rendered.
             answers: what each ready router answers at a path of its admin port, by its name; None: nothing.
+            recorders: base URLs of the recorders that are ready.
+            recorded: what a recorder answers at a URL; None: nothing.
             changed: told of each service of which something else is known than before.
             clock: seconds since the epoch.
             interval: seconds between two looks.
@@ -71,11 +83,18 @@ class RolloutKeeper:
         self._services = services
         self._seen = seen
         self._answers = answers
+        self._recorders = recorders
+        self._recorded = recorded
         self._changed = changed
         self._clock = clock
         self._interval = interval
         self._active = active
         self._watched: dict[Key, _Watched] = {}
+        self._recorder = ""
+
+    def recorder(self) -> str:
+        """Base URL of the recorder, as of the last look; empty where none is needed, or known."""
+        return self._recorder
 
     def of(self, key: Key) -> Judgement | None:
         """The newest verdict; None where nothing was judged."""
@@ -103,6 +122,10 @@ class RolloutKeeper:
                 due[key_of(service)] = found
         for key in self._watched.keys() - due.keys():
             del self._watched[key]
+        shadowed = [key for key, (_, state, _) in due.items() if state.shadows]
+        before, self._recorder = self._recorder, min(await self._recorders(), default="") if shadowed else ""
+        for key in shadowed if before != self._recorder else ():
+            self._changed(key)
         await asyncio.gather(*(self._apart(key, *found) for key, found in due.items()))
 
     def _under_way(self, key: Key) -> tuple[str, State, Rules] | None:
@@ -111,7 +134,8 @@ class RolloutKeeper:
         if seen is None or stand is None or seen.desired.rules is None:
             return None
         state = stand.state
-        if not state.candidate or state.phase not in JUDGED or not 0 < state.weight < 100:
+        judged = state.phase in JUDGED and 0 < state.weight < 100
+        if not state.candidate or not (judged or state.shadows):
             return None
         return seen.observed.uid, state, seen.desired.rules
 
@@ -129,38 +153,72 @@ class RolloutKeeper:
         if watched is None or watched.about != about:
             fresh = 0.0 <= now - state.since < ANCHOR_SECONDS
             begin = state.since if fresh else now
-            watched = self._watched[key] = _Watched(about, Heard(begin, begin))
-        path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
-        pages = await self._answers(path)
-        now = self._clock()
-        watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
-        before, watched.judgement = watched.judgement, judgement(rules, state, watched.heard, now)
+            heard, compared = Heard(begin, begin), Compared(state.since, WINDOW_LOOKS * self._interval)
+            watched = self._watched[key] = _Watched(about, heard, compared)
+        if state.shadows:
+            said = await self._of_answers(watched, name, state, rules)
+        else:
+            said = await self._of_samples(watched, name, state, rules)
+        before, watched.judgement = watched.judgement, said
         known = None if before is None else (before.verdict, before.step)
         if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
             watched.told = now
             self._changed(key)
 
+    async def _of_samples(self, watched: _Watched, name: str, state: State, rules: Rules) -> Judgement:
+        """What both revisions did with their requests, by every router."""
+        path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
+        pages = await self._answers(path)
+        now = self._clock()
+        watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
+        return judgement(rules, state, watched.heard, now)
+
+    async def _of_answers(self, watched: _Watched, name: str, state: State, rules: Rules) -> Judgement:
+        """What both revisions answered to the same requests, by the recorder. It keeps what it knows across restarts
+        of ours.
+        """
+        now = self._clock()
+        if not self._recorder:
+            missing = "no recorder is ready: set recorder.enabled in the chart"
+            watched.compared = replace(watched.compared, trouble=missing)
+            return judgement_of_answers(rules, state, watched.compared, now)
+        due = watched.compared.due(now)
+        pages = await asyncio.gather(*(self._recorded(self._page_url(name, *times)) for _, *times in due))
+        numbered = {number: page for (number, *_), page in zip(due, pages, strict=True)}
+        watched.compared = compare(watched.compared, numbered, name, state.base, state.candidate)
+        return judgement_of_answers(rules, state, watched.compared, self._clock())
+
+    def _page_url(self, name: str, since: float, until: float) -> str:
+        return f"{self._recorder}{PATH}?since={since:.3f}&until={until:.3f}&service={quote(name, safe='')}"
+
 
 def judgement(rules: Rules, state: State, heard: Heard, now: float) -> Judgement:
     """The verdict on a step, of what was heard of it. Pure."""
     evidence, minor = major(heard.windows)
-    steps = sum(step.weight < 100 for step in state.steps) + (rules.policy.shadow is not None)
     weight = state.weight / 100 if state.step != SHADOW_STEP else None
-    found = judge(rules.gates, evidence, heard.since, now, steps, weight=weight)
+    found = judge(rules.gates, evidence, heard.since, now, _judged_steps(rules, state), weight=weight)
+    return _said(state, heard.since, found, minor, heard.trouble, now)
+
+
+def judgement_of_answers(rules: Rules, state: State, compared: Compared, now: float) -> Judgement:
+    """The verdict on the shadow step, of what a recorder said of it. Pure."""
+    evidence, minor = major(compared.windows)
+    found = judge(rules.output_gates, evidence, compared.since, now, _judged_steps(rules, state))
+    return _said(state, compared.since, found, minor, compared.trouble, now)
+
+
+def _judged_steps(rules: Rules, state: State) -> int:
+    return sum(step.weight < 100 for step in state.steps) + (rules.policy.shadow is not None)
+
+
+def _said(state: State, since: float, found: Judged, minor: Sequence[str], trouble: str, now: float) -> Judgement:
     words = [found.message]
     if minor:
         words.append(f"left out for few requests: {', '.join(minor)}")
-    if heard.trouble:
-        words.append(f"the last look: {heard.trouble}")
+    if trouble:
+        words.append(f"the last look: {trouble}")
     return Judgement(
-        state.candidate,
-        state.generation,
-        state.step,
-        heard.since,
-        found.verdict,
-        "; ".join(words),
-        now,
-        found.findings,
+        state.candidate, state.generation, state.step, since, found.verdict, "; ".join(words), now, found.findings
     )
 
 

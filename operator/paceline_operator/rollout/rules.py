@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from paceline_crds.durations import parse_duration
 from paceline_crds.rollout import (
     DEFAULT_HOLD,
     DEFAULT_MAX_DURATION,
+    OUTPUT_SIGNALS,
     GateSpec,
     OnBreach,
     OnNotKnown,
     OrderAction,
     RolloutSpec,
     RolloutStrategy,
+    ShadowSpec,
     StepSpec,
 )
 from paceline_shadow_traffic.evidence import QUANTILES, Signal
@@ -35,6 +38,17 @@ GATES = (
     (Signal.CANCELLED, 3),
 )
 GOODPUT = (Signal.GOODPUT, 3)
+OUTPUT_GATES = (
+    (Signal.ERROR_RATE, 1),
+    (Signal.OUTPUT_DIFFERENCE, 5),
+    (Signal.LENGTH_P50, 15),
+    (Signal.REFUSALS, 2),
+    (Signal.TRUNCATED, 3),
+)
+OUTPUTS = frozenset(Signal(signal.value) for signal in OUTPUT_SIGNALS)
+FEW_REPLAYS = 50
+"""Greedy answers before their differences say anything: only a share of the requests is asked again."""
+DEFAULT_SHADOW_DURATION = "30m"
 
 SPEC = "spec"
 """Gives an order that does not say who gave it."""
@@ -45,13 +59,20 @@ class Rules:
     """How a new revision is rolled out, and judged.
 
     Attributes:
+        gates: of the steps.
         order: a person's; a Pin is none.
+        output_gates: of the shadow step.
+        shadow: whole percent of the requests that are copied in it; 0 where there is none.
+        opt_out: tenants of which nothing is copied.
     """
 
     policy: Policy
     gates: tuple[Gate, ...]
     paused: bool = False
     order: Order | None = None
+    output_gates: tuple[Gate, ...] = ()
+    shadow: int = 0
+    opt_out: tuple[str, ...] = ()
 
 
 def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
@@ -67,11 +88,38 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
         return None
     policy = Policy(
         tuple(_step(step) for step in spec.steps or DEFAULT_STEPS),
+        shadow=_shadow(spec.shadow),
         on_not_known=spec.on_not_known or OnNotKnown.PAUSE,
         on_breach=spec.on_breach or OnBreach.ROLLBACK,
     )
-    gates = tuple(_gate(one) for one in spec.gates or ()) or _default_gates(objectives)
-    return Rules(policy, gates, bool(spec.paused), _order(spec))
+    given = [_gate(one) for one in spec.gates or ()]
+    of_steps = tuple(gate for gate in given if gate.signal not in OUTPUTS) or _default_gates(objectives)
+    of_outputs = [gate for gate in given if gate.signal in OUTPUTS]
+    if of_outputs:
+        of_outputs += [gate for gate in given if gate.signal is Signal.ERROR_RATE]
+    shadow = spec.shadow
+    return Rules(
+        policy,
+        of_steps,
+        bool(spec.paused),
+        _order(spec),
+        output_gates=tuple(_of_pairs(shadow, of_outputs)) if shadow is not None else (),
+        shadow=shadow.percent if shadow is not None else 0,
+        opt_out=tuple(shadow.opt_out_tenants or ()) if shadow is not None else (),
+    )
+
+
+def _shadow(spec: ShadowSpec | None) -> Step | None:
+    # It is over as soon as it is known: its answers go to nobody, so there is nothing to hold for.
+    return Step(1, 0.0, parse_duration(spec.max_duration or DEFAULT_SHADOW_DURATION)) if spec is not None else None
+
+
+def _of_pairs(spec: ShadowSpec, given: Sequence[Gate]) -> Iterator[Gate]:
+    """The gates of the shadow step: those that are given, else the usual ones. A cold cache is no matter of answers."""
+    pairs = spec.min_samples or FEW
+    for gate in given or [Gate(signal, float(margin)) for signal, margin in OUTPUT_GATES]:
+        least = min(FEW_REPLAYS, pairs) if gate.signal is Signal.OUTPUT_DIFFERENCE else pairs
+        yield replace(gate, min_samples=least, settle=0.0)
 
 
 def _step(spec: StepSpec) -> Step:

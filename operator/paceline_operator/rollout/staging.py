@@ -340,8 +340,9 @@ def _traffic(stand: Stand, desired: Desired, state: State, now: float) -> Traffi
     entries = [Entry(pool.name, state.base, 100 - state.weight) for pool in pools if state.weight < 100]
     if state.candidate and state.weight:
         entries += [Entry(pool.name, state.candidate, state.weight) for pool in stand.candidate]
-    found = Traffic(state.generation, state.base, tuple(entries), before.moved_at)
-    if (found.entries, found.revision) != (before.entries, before.revision):
+    copied = desired.rules.shadow if desired.rules is not None and state.shadows else 0
+    found = Traffic(state.generation, state.base, tuple(entries), before.moved_at, shadow=copied)
+    if (found.entries, found.revision, found.shadow) != (before.entries, before.revision, before.shadow):
         generation = max(state.generation, before.generation + 1)
         state = replace(state, generation=generation)
         found = replace(found, generation=generation, moved_at=now)

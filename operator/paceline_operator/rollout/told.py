@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline_crds.revision import GateStatus, RevisionRollout, RolloutEvent, VerdictStatus
-from paceline_crds.status import RolloutStatus
+from paceline_crds.status import RolloutStatus, ShadowTraffic
 from paceline_kube import JsonObject, Key, key_of
 
 from .asked import Judgement
+from .rules import Rules
 from .state import Phase, State
 from .transition import Record
 
@@ -45,6 +46,14 @@ def rollout_status(state: State | None, asked: str, judgement: Judgement | None)
         reason=state.reason,
         message=state.message[:MESSAGE_CHARACTERS],
     )
+
+
+def shadow_status(state: State | None, percent: int, rules: Rules | None, recorder: str) -> ShadowTraffic | None:
+    """Which requests routers copy to the candidate. None at all where no recorder takes what comes of them."""
+    if state is None or not state.shadows or not percent or not recorder:
+        return None
+    opt_out = list(rules.opt_out) if rules is not None and rules.opt_out else None
+    return ShadowTraffic(revision=state.candidate, percent=percent, opt_out_tenants=opt_out, recorder=recorder)
 
 
 def told_of(services: Iterable[JsonObject]) -> dict[Key, Mapping[str, Any]]:

@@ -128,7 +128,7 @@ def ordered(observed: Observed, desired: Desired, name: str, asked: Asked) -> in
 
 
 def _together(observed: Observed, state: State, name: str) -> int | None:
-    """The least count of a pool that a rollout by steps splits into what its Deployments ask for; None: there is none."""
+    """The least count of a pool that a rollout by steps splits into what its Deployments have; None: there is none."""
 
     def asked_of(revision: str) -> int:
         view = observed.revision(revision)

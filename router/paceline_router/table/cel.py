@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
+from paceline_crds.durations import parse_duration
+
 Scope: TypeAlias = Mapping[str, Any]
 Evaluation: TypeAlias = Callable[[Scope], Any]
 
@@ -47,11 +49,16 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "startsWith": lambda text, prefix: text.startswith(prefix),
     "endsWith": lambda text, suffix: text.endswith(suffix),
     "size": len,
+    "isSorted": lambda items: list(items) == sorted(items),
     "format": lambda text, values: text.replace("%d", "%s") % tuple(values),
     "getHours": lambda moment, zone: moment.astimezone(ZoneInfo(zone)).hour,
 }
 
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {"size": len, "timestamp": datetime.fromisoformat}
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "size": len,
+    "timestamp": datetime.fromisoformat,
+    "duration": parse_duration,
+}
 
 _MACROS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "all": lambda items, holds: all(map(holds, items)),
