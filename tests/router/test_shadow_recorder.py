@@ -108,6 +108,33 @@ def test_a_recorder_that_hangs_costs_pairs_and_no_memory(blackhole: int, monkeyp
     assert counts.pairs["posted"] == 0
 
 
+async def test_a_connection_that_the_recorder_has_closed_meanwhile_costs_no_pair(peer: Any) -> None:
+    async def takes(request: Any) -> None:
+        await request.answer({"taken": 1})
+        if len(recorder.received) == 1:
+            request.writer.close()
+
+    recorder = await peer(takes)
+    sender, counts = Sender(lambda: "secret", delay=0.01), Counts()
+    for number in range(1, 4):
+        sender.put(f"http://127.0.0.1:{recorder.port}", PAIR, counts)
+        await until(lambda number=number: counts.pairs["posted"] == number)
+    assert recorder.connections == 2
+    assert recorder.received[0].headers["authorization"] == "Bearer secret"
+    await asyncio.get_running_loop().run_in_executor(None, sender.stop)
+
+
+async def test_pairs_that_a_recorder_does_not_want_are_counted_as_refused(peer: Any) -> None:
+    async def refuses(request: Any) -> None:
+        await request.answer({"detail": "no"}, "401 Unauthorized")
+
+    recorder = await peer(refuses)
+    sender, counts = Sender(lambda: "", delay=0.01), Counts()
+    sender.put(f"http://127.0.0.1:{recorder.port}", PAIR, counts)
+    await until(lambda: counts.pairs["refused"] == 1)
+    await asyncio.get_running_loop().run_in_executor(None, sender.stop)
+
+
 def test_pairs_for_a_recorder_that_is_not_there_are_lost_and_counted_so(closed_port: int) -> None:
     sender, counts = Sender(lambda: "", delay=0.01), Counts()
     sender.put(f"http://127.0.0.1:{closed_port}", PAIR, counts)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from paceline_router.shadow.counts import Counts
 
 log = logging.getLogger(__name__)
-
-_open: Final = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Recorders are inside the cluster, where no proxy leads."""
 
 MAX_PAIRS: Final = 256
 MAX_BYTES: Final = 32 * 1024 * 1024
@@ -61,6 +58,7 @@ class Sender:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._silent_until = 0.0
+        self._connections: dict[str, http.client.HTTPConnection] = {}
 
     def put(self, recorder: str, pair: Pair, counts: Counts) -> None:
         """Post a pair to this recorder (its base URL), or drop it."""
@@ -84,6 +82,8 @@ class Sender:
         while not self._stop.wait(self._delay):
             self._flush()
         self._flush()
+        for recorder in tuple(self._connections):
+            self._drop(recorder)
 
     def _flush(self) -> None:
         while taken := self._take():
@@ -108,21 +108,42 @@ class Sender:
         return taken
 
     def _post(self, recorder: str, body: bytes) -> str:
-        """One of `counts.PAIRS`."""
-        headers = {"content-type": CONTENT_TYPE, "authorization": f"Bearer {self._token()}"}
-        outcome = "lost"
-        try:
-            request = urllib.request.Request(recorder.rstrip("/") + PATH, body, headers)
-            with _open(request, timeout=TIMEOUT_SECONDS):
+        """One of `counts.PAIRS`. A pair that is told twice is kept once, so a connection that had ended is no loss."""
+        for again in (True, False):
+            reused = recorder in self._connections
+            try:
+                status = self._answer(recorder, body)
+            except (OSError, http.client.HTTPException, ValueError) as exc:
+                self._drop(recorder)
+                if again and reused:
+                    continue
+                self._tell(recorder, str(exc) or type(exc).__name__)
+                return "lost"
+            if status < 300:
                 return "posted"
-        except urllib.error.HTTPError as exc:
-            trouble = f"it answered {exc.code}"
-            outcome = "refused"
-            exc.close()
-        except (OSError, ValueError) as exc:
-            trouble = str(exc)
-        self._tell(recorder, trouble)
-        return outcome
+            self._tell(recorder, f"it answered {status}")
+            return "refused"
+        return "lost"
+
+    def _answer(self, recorder: str, body: bytes) -> int:
+        """The status that a recorder answers with. Connections are kept: what this thread does in Python is time that
+        the event loop does not have.
+        """
+        address = urlsplit(recorder)
+        connection = self._connections.get(recorder)
+        if connection is None:
+            kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+            connection = self._connections[recorder] = kind(address.netloc, timeout=TIMEOUT_SECONDS)
+        headers = {"content-type": CONTENT_TYPE, "authorization": f"Bearer {self._token()}"}
+        connection.request("POST", address.path.rstrip("/") + PATH, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    def _drop(self, recorder: str) -> None:
+        connection = self._connections.pop(recorder, None)
+        if connection is not None:
+            connection.close()
 
     def _tell(self, recorder: str, trouble: str) -> None:
         now = time.monotonic()
