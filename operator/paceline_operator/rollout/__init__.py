@@ -1,4 +1,3 @@
-"""How a new revision takes over by steps, as a pure state machine: `transition(state, asked, seen, now)`.
-
-Nothing calls it yet: `spec.rollout.strategy` has no `Canary`, and `plan` moves all traffic at once.
+"""How a new revision takes over by steps: a pure state machine (`transition`), what a pass makes of it (`staging`), and
+the keeper that asks routers and the recorder for the evidence of each step.
 """
