@@ -123,7 +123,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     assert BINARY is not None
     try:
         with prometheus(BINARY, folder, targets) as found:
-            found.wait(lambda: _thrice(found), "three scrapes of every target")
+            found.wait(lambda: _thrice(found), "three scrapes of every target", 120.0)
             # Whoever negotiates takes OpenMetrics: else there would be no exemplars.
             assert all("application/openmetrics-text" in page.accept for page in pages)
             yield found
@@ -133,17 +133,19 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def _thrice(found: Prometheus) -> bool:
-    counts = [float(one["value"][1]) for one in found.query("count_over_time(up[1m])")]
+    """On a busy machine a scrape may take too long now and then."""
+    counts = [float(one["value"][1]) for one in found.query("sum_over_time(up[2m])")]
     return len(counts) == 3 and min(counts) >= 3
 
 
 def test_only_ports_named_metrics_are_scraped_and_all_are_up(running: Prometheus) -> None:
-    found = {(one["metric"]["namespace"], one["metric"]["pod"]): one["value"][1] for one in running.query("up")}
+    found = {(one["metric"]["namespace"], one["metric"]["pod"]) for one in running.query("max_over_time(up[2m]) == 1")}
     assert found == {
-        ("demo", "chat-default-0"): "1",
-        ("paceline-system", "paceline-router-0"): "1",
-        ("paceline-system", "paceline-operator-0"): "1",
+        ("demo", "chat-default-0"),
+        ("paceline-system", "paceline-router-0"),
+        ("paceline-system", "paceline-operator-0"),
     }
+    assert len(running.query("up")) == len(found)
 
 
 def test_scraping_says_whose_a_replicas_series_are(running: Prometheus) -> None:
@@ -187,7 +189,7 @@ def test_every_series_is_in_the_catalogue_with_its_labels_and_type(running: Prom
     assert seen == {"runtime", "router", "operator"}
 
 
-@pytest.mark.parametrize(("panel", "promql"), list(queries(MODEL, "30s")))
+@pytest.mark.parametrize(("panel", "promql"), list(queries(MODEL, "2m")))
 def test_vllms_dashboard_is_answered(running: Prometheus, panel: str, promql: str) -> None:
     found = running.query(promql)
     assert found, panel
@@ -213,7 +215,7 @@ def test_exemplars_lead_from_a_bucket_to_a_request(running: Prometheus) -> None:
 
 
 def test_goodput_is_one_division(running: Prometheus) -> None:
-    kept = 'sum(increase(paceline_slo_requests_total{slo="goodput",result="met"}[30s]))'
-    all_of_them = 'sum(increase(paceline_slo_requests_total{slo="goodput"}[30s]))'
+    kept = 'sum(increase(paceline_slo_requests_total{slo="goodput",result="met"}[2m]))'
+    all_of_them = 'sum(increase(paceline_slo_requests_total{slo="goodput"}[2m]))'
     (found,) = running.query(f"{kept} / {all_of_them}")
     assert float(found["value"][1]) == pytest.approx(1.0)

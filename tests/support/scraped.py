@@ -102,7 +102,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(
-    binary: Path, folder: Path, targets: list[Mapping[str, Any]], interval: str = "1s"
+    binary: Path, folder: Path, targets: list[Mapping[str, Any]], interval: str = "5s"
 ) -> Iterator[Prometheus]:
     """A Prometheus with these targets in place of the discovery of pods; all else is the manifest's."""
     config = yaml.safe_load(MANIFEST.read_text())
