@@ -80,6 +80,25 @@ def test_a_good_revision_takes_over_step_by_step_and_the_old_one_stays_whole_unt
     assert world.last.phase is Phase.SETTLED
 
 
+def test_time_alone_wakes_a_step_when_its_hold_or_its_maximum_is_over() -> None:
+    world = changed(rolled())
+    world.settle()
+    state = traffic(world).rollout
+    assert state is not None
+    world.operator()
+    assert world.last.again == state.since + 60.0 - world.now
+    wait(world, 61.0)
+    world.operator()
+    assert world.last.again == state.since + 600.0 - world.now
+    changed(world, {"shadow": {"percent": 5, "maxDuration": "7m"}}, runtime={"maxNumSeqs": 16})
+    world.settle()
+    assert (stage(world), traffic(world).shadow) == (Stage.SHADOW, 5)
+    state = traffic(world).rollout
+    assert state is not None
+    world.operator()
+    assert world.last.again == state.since + 420.0 - world.now
+
+
 def test_the_record_moves_first_and_replicas_follow_it() -> None:
     world = changed(rolled())
     world.verdict = Verdict.PASS

@@ -16,6 +16,19 @@ from paceline_observability.alerts import Windows, rule_file
 STEP = "15s"
 """Between the values of a series: the interval of scrapes in the clusters that the rules are for."""
 
+CHAT = 'namespace="demo", service="chat"'
+POD = f'{CHAT}, pool="default", pod="chat-0"'
+MODEL = f'{POD}, model_name="m"'
+
+WELL = {
+    'paceline_router_table_synced{pod="router-0"}': "1x400",
+    'paceline_operator_leader{pod="operator-0"}': "1x400",
+}
+"""A Paceline that is there and quiet; without it PacelineMetricsMissing tells of that."""
+
+MINUTE = "1m"
+"""Between values that are about hours."""
+
 
 def run(*arguments: str, folder: Path) -> str:
     """Standard output of promtool; an assertion error with all it said where it is not content."""

@@ -29,8 +29,8 @@ from paceline_operator.observed import Entry, Observed, Ownership, RevisionView,
 from paceline_operator.render import Desired
 
 from .asked import Asked, Order, Policy, Seen, Step
+from .state import SHADOW_STEP, State
 from .state import Phase as Stage
-from .state import State
 from .transition import transition
 
 BROKEN = frozenset(
@@ -194,7 +194,7 @@ def plan(observed: Observed, desired: Desired, stand: Stand, now: float, limits:
             phase, tuple(actions), waiting or state.message, bool(waiting), again=ROOM_SECONDS if blocked else None
         )
     polls = state.phase in (Stage.MOVING, Stage.ROLLING_BACK) or bool(waiting)
-    return Plan(_phase(state), tuple(actions), _words(state), polls, again=_next_due(state, now))
+    return Plan(_phase(state), tuple(actions), _words(state), polls, again=_next_due(state, asked.policy, now))
 
 
 def _phase(state: State) -> Phase:
@@ -207,11 +207,13 @@ def _words(state: State) -> str:
     return f"{state.candidate} at {state.weight} %: {WORDS[state.phase]}"
 
 
-def _next_due(state: State, now: float) -> float | None:
+def _next_due(state: State, policy: Policy, now: float) -> float | None:
     """Seconds until time alone makes an edge due; what is seen of the world wakes a pass by itself."""
     if state.phase not in (Stage.SHADOW, Stage.JUDGING, Stage.FINISHING):
         return None
-    step = state.steps[max(state.step, 0)]
+    step = policy.shadow if state.step == SHADOW_STEP else state.steps[state.step]
+    if step is None:
+        return None
     left = [state.since + seconds - now for seconds in (step.hold, step.most)]
     return min((seconds for seconds in left if seconds > 0), default=None)
 
