@@ -233,5 +233,6 @@ def test_a_recorder_is_there_where_it_is_wanted_and_shares_the_routers_token(con
     pod = one(documents, "Deployment", "paceline-recorder")["spec"]["template"]["spec"]
     (recorder,) = pod["containers"]
     assert recorder["image"] == "paceline.io/recorder:0.1.0"
+    assert [port["name"] for port in recorder["ports"]] == ["metrics"]  # the port that pod monitors scrape
     assert "--keep-texts-hours=2" in recorder["args"]
     assert {"secretName": "paceline-router-admin", "optional": True} in [v.get("secret") for v in pod["volumes"]]
