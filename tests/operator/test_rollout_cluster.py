@@ -44,7 +44,7 @@ async def rolled(
 
         async with operator(world, router):
             await apply()
-            await world.until_ready()
+            router.base = (await world.until_ready())["status"]["currentRevision"]
         yield router, apply
 
 
@@ -84,13 +84,14 @@ async def until_at(world: World, phase: str, weight: int, seconds: float = 60.0)
     return await rollout(world)
 
 
-async def counts(world: World) -> list[int]:
-    """Replicas asked for, the oldest revision first."""
-    revisions = sorted(await world.all(INFERENCEREVISIONS), key=lambda r: r["metadata"]["creationTimestamp"])
-    by_hash = {
-        d["metadata"]["labels"]["paceline.io/pool-hash"]: d["spec"]["replicas"] for d in await world.all(DEPLOYMENTS)
+async def counts(world: World, router: FollowingRouter) -> list[int]:
+    """Replicas asked for, of the revision that served first and of the others together."""
+    deployments = await world.all(DEPLOYMENTS)
+    asked = {d["metadata"]["labels"]["paceline.io/pool-hash"]: d["spec"]["replicas"] for d in deployments}
+    found = {
+        r["metadata"]["name"]: asked.get(r["spec"]["pools"][0]["hash"], 0) for r in await world.all(INFERENCEREVISIONS)
     }
-    return [by_hash.get(r["spec"]["pools"][0]["hash"], 0) for r in revisions]
+    return [found.pop(router.base), sum(found.values())]
 
 
 def weights(router: FollowingRouter, revision: str) -> list[int]:
@@ -110,23 +111,26 @@ def reasons(told: Operator) -> list[str]:
 
 async def test_a_good_revision_goes_through_its_steps_by_itself(world: World, make_service: Callable[..., Any]) -> None:
     async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
-        before = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
         await apply(runtime=NEW)
         service = await world.until_ready()
         after = service["status"]["currentRevision"]
-        assert after != before
+        assert after != router.base
         assert weights(router, after) == [10, 50, 100]
         generations = [traffic["generation"] for traffic in router.followed]
         assert generations == sorted(generations)
 
         async def alone() -> bool:
-            return await counts(world) == [0, 2]
+            return await counts(world, router) == [0, 2]
 
         await world.until(alone, "the old revision has no replica")
         assert "rollout" not in service["status"]
         assert reasons(told) == ["Begun", *["Moving", "Followed", "Passed"] * 2, "Moving", "Followed", "Finished"]
         kept = await revision_status(world, after)
-        assert (kept["verdict"]["verdict"], kept["verdict"]["base"], kept["verdict"]["weight"]) == ("Pass", before, 50)
+        assert (kept["verdict"]["verdict"], kept["verdict"]["base"], kept["verdict"]["weight"]) == (
+            "Pass",
+            router.base,
+            50,
+        )
         assert [one["reason"] for one in kept["timeline"]] == reasons(told)
         assert told.errors == []
 
@@ -135,11 +139,10 @@ async def test_a_slow_one_is_rolled_back_with_the_reason_and_not_begun_again(
     world: World, make_service: Callable[..., Any]
 ) -> None:
     async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
-        before = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
         await apply({"paused": True}, runtime=NEW)
         blocked = await until_at(world, "Blocked", 0)
         assert blocked["reason"] == "Paused"
-        assert await counts(world) == [2, 0]
+        assert await counts(world, router) == [2, 0]
         bad = blocked["revision"]
         router.slow[bad] = 2.0
         await apply(runtime=NEW)
@@ -147,12 +150,12 @@ async def test_a_slow_one_is_rolled_back_with_the_reason_and_not_begun_again(
         assert (said["revision"], said["reason"]) == (bad, "RolledBack")
         assert "TTFTP50 is worse" in said["message"]
         service = await world.until_ready(reason="RolledBack")
-        assert service["status"]["currentRevision"] == before
+        assert service["status"]["currentRevision"] == router.base
         assert (await world.condition(type="TrafficReady"))["status"] == "True"
         assert weights(router, bad) == [10, 0]
 
         async def gone() -> bool:
-            return await counts(world) == [2, 0]
+            return await counts(world, router) == [2, 0]
 
         await world.until(gone, "the bad revision has no replica")
         kept = await revision_status(world, bad)
@@ -163,7 +166,7 @@ async def test_a_slow_one_is_rolled_back_with_the_reason_and_not_begun_again(
     async with world.kubelet(), operator(world, router) as told:
         ready = await world.condition()
         assert ready["reason"] == "RolledBack"
-        assert await counts(world) == [2, 0]
+        assert await counts(world, router) == [2, 0]
         await world.apply(make_service(replicas=2, rollout=ROLLOUT))
 
 
@@ -179,7 +182,7 @@ async def test_an_abort_takes_it_back_once_every_router_has_left_and_a_promote_b
         await apply({"steps": steps, "order": order}, runtime=NEW)
         said = await until_at(world, "RollingBack", 0)
         assert said["message"] == "Abort by ann: wrong language"
-        assert await counts(world) == [2, 1], "the router still sends it requests"
+        assert await counts(world, router) == [2, 1], "the router still sends it requests"
         router.lags = False
         await until_at(world, "Idle", 0)
         await apply({"steps": steps, "order": {**order, "action": "Promote"}}, runtime=NEW)
@@ -218,13 +221,12 @@ async def test_a_revision_that_answers_otherwise_never_serves_and_one_that_answe
 ) -> None:
     shadow = {"shadow": {"percent": 20, "minSamples": 100, "maxDuration": "10m"}}
     async with rolled(world, make_service) as (router, apply), operator(world, router) as told:
-        base = (await world.get(INFERENCESERVICES, "chat"))["status"]["currentRevision"]
         await apply(shadow, runtime=NEW)
         first = (await until_at(world, "Shadow", 0))["revision"]
         traffic = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]
         assert "shadow" not in traffic, "without a recorder nothing is copied"
         async with recorder_of(world) as (recorder, url):
-            recorder.base, recorder.candidate, recorder.differ = base, first, 40
+            recorder.base, recorder.candidate, recorder.differ = router.base, first, 40
 
             async def copied() -> bool:
                 now = (await world.get(INFERENCESERVICES, "chat"))["status"]["traffic"]

@@ -36,11 +36,13 @@ class FollowingRouter:
     Attributes:
         slow: by revision, how many times slower than the others.
         lags: it stays with the traffic that it followed last.
+        base: the revision that served first.
     """
 
     world: World
     slow: dict[str, float] = field(default_factory=dict)
     lags: bool = False
+    base: str = ""
     port: int = 0
     followed: list[JsonObject] = field(default_factory=list)
     """Every traffic that it took, in order."""
