@@ -65,12 +65,14 @@ def test_replicas_follow_load_to_zero_and_back_while_parts_are_killed_and_every_
             "scaleDownWindow": "20s",
             "scaleToZero": {"after": "20s", "holdRequestsFor": "240s"},
         }
-        fleet.apply("scale", "chat", scaling=scaling, runtime={"maxNumSeqs": 4})
+        # More is asked for than one replica carries: whoever waits for it is to be served, and not told to come back.
+        tenancy = {"maxWait": f"{PHASE:.0f}s"}
+        fleet.apply("scale", "chat", scaling=scaling, tenancy=tenancy, runtime={"maxNumSeqs": 4})
         fleet.wait_ready("scale", "chat", PHASE)
         with under_load(fleet, "scale/chat", clients=1, max_tokens=4, pause=1.0, seconds=800.0) as few:
             stop_prometheus(fleet)
             try:
-                with under_load(fleet, "scale/chat", clients=8, seconds=400.0) as many:
+                with under_load(fleet, "scale/chat", clients=7, seconds=600.0) as many:
                     eventually(lambda: count(fleet) == 2, "more load asks for another replica", PHASE)
                     before = restarts(system_pod(fleet, "operator"))
                     kill(system_pod(fleet, "operator"))
