@@ -87,9 +87,9 @@ def fit(policy: Policy, total: int, free: int | None, pools: int = 1) -> Capacit
         return Capacity(Way.NOT_KNOWN, surge, policy.steps, f"it is not known how many replicas have room; {needs}")
     free = max(0, free - 2 * (pools - 1))
     if free >= most:
-        return Capacity(Way.WARM, most, policy.steps, f"{most} more replicas, and {free} have room")
+        return Capacity(Way.WARM, most, policy.steps, f"more replicas needed: {most}; there is room for {free}")
     if free >= surge:
-        return Capacity(Way.SURGE, surge, policy.steps, f"{surge} more replicas, and {free} have room; {needs}")
+        return Capacity(Way.SURGE, surge, policy.steps, f"more replicas needed: {surge}; there is room for {free}; {needs}")
     if total == 1:
         return Capacity(
             Way.REFUSED,

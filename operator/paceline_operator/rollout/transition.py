@@ -165,12 +165,12 @@ def _prepared(state: State, asked: Asked, seen: Seen, now: float) -> State:
     if seen.total <= 0 or seen.ready.get(state.candidate, 0) < needed:
         return state
     if state.step == SHADOW_STEP:
-        return at(state, Phase.SHADOW, now, "Shadowing", f"{needed} replicas are ready for copies of requests")
+        return at(state, Phase.SHADOW, now, "Shadowing", f"replicas ready for copies of requests: {needed}")
     if asked.paused:
         return state
     step = state.steps[state.step]
     moved = with_weight(state, step.weight)
-    return at(moved, Phase.MOVING, now, "Moving", f"{needed} replicas are ready for {step.weight} %")
+    return at(moved, Phase.MOVING, now, "Moving", f"replicas ready for {step.weight} %: {needed}")
 
 
 def _judged(state: State, asked: Asked, seen: Seen, now: float) -> State:
