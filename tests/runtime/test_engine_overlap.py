@@ -28,6 +28,7 @@ from paceline_runtime.messages import (
     FrontMessage,
     SamplingParams,
     StepOutputs,
+    TokenLogprob,
     TokenOutput,
 )
 from paceline_runtime.model.device.graphs import DecodeGraphs, no_graphs
@@ -241,14 +242,20 @@ def told(sent: Sequence[CoreMessage]) -> dict[str, list[TokenOutput]]:
     return found
 
 
+def looked_at(outputs: Sequence[TokenOutput]) -> list[TokenLogprob | None]:
+    """What was told of probabilities: of tokens, then of the prompt."""
+    return [
+        *(entry for one in outputs for entry in one.logprobs or []),
+        *(entry for one in outputs for entry in one.prompt_logprobs or []),
+    ]
+
+
 def answer(outputs: Sequence[TokenOutput]) -> list[object]:
     """What one request came to, whatever ran beside it."""
     last = outputs[-1] if outputs else None
     end = None if last is None else (last.finish_reason, last.stop_token_id, last.message)
     return [
         [token for one in outputs for token in one.new_token_ids],
-        [entry for one in outputs for entry in one.logprobs or []],
-        [entry for one in outputs for entry in one.prompt_logprobs or []],
         end,
     ]
 
@@ -279,11 +286,15 @@ def test_answers_are_the_same_when_steps_are_given_ahead(
             # It comes at another token then, or after the last one.
             length = min(len(one[0]), len(other[0]))  # type: ignore[arg-type]
             assert one[0][:length] == other[0][:length]  # type: ignore[index]
-        elif name.partition("-")[0] in families:
-            # Whoever takes the place of the one that computed the prompt may tell of the prompt.
-            assert [one[0], one[1], one[3]] == [other[0], other[1], other[3]]
-        else:
-            assert one == other
+            continue
+        assert one == other
+        if name.partition("-")[0] in families:
+            continue  # whoever takes the place of the one that computed the prompt may tell of the prompt
+        entries, others = looked_at(wanted.get(name, [])), looked_at(found.get(name, []))
+        assert [entry and entry.token_id for entry in entries] == [entry and entry.token_id for entry in others]
+        # PyTorch's kernels sum in an order that depends on what else is in the step: other last places.
+        numbers = ([entry.logprob for entry in some if entry is not None] for some in (entries, others))
+        assert next(numbers) == pytest.approx(next(numbers), abs=1e-3)
 
 
 @pytest.mark.parametrize(
