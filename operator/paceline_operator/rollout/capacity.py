@@ -89,7 +89,9 @@ def fit(policy: Policy, total: int, free: int | None, pools: int = 1) -> Capacit
     if free >= most:
         return Capacity(Way.WARM, most, policy.steps, f"more replicas needed: {most}; there is room for {free}")
     if free >= surge:
-        return Capacity(Way.SURGE, surge, policy.steps, f"more replicas needed: {surge}; there is room for {free}; {needs}")
+        return Capacity(
+            Way.SURGE, surge, policy.steps, f"more replicas needed: {surge}; there is room for {free}; {needs}"
+        )
     if total == 1:
         return Capacity(
             Way.REFUSED,
