@@ -204,6 +204,10 @@ ADDED_LATER: Final = frozenset(RuntimeParameters.model_fields) - {
 never changed, and a pool's hash leaves them out where they are at their defaults: a release that adds one restarts
 nothing."""
 
+NOT_IN_OLDER_CRDS: Final = frozenset({"kv_cache_quantization"})
+"""Of these, the ones that the CRD of the release before lacks. A record leaves them out while nobody asks for another
+value, so that over CRDs that were not brought up edits go on; read back they are at their defaults all the same."""
+
 
 def _alias(name: str) -> str:
     return RuntimeParameters.model_fields[name].alias or name

@@ -19,6 +19,7 @@ from paceline_crds.names import (
     derived_name,
 )
 from paceline_crds.revision import InferenceRevisionSpec, RevisionPool
+from paceline_crds.runtime_config import NOT_IN_OLDER_CRDS, Origin, RuntimeParameters
 from paceline_kube import JsonObject
 
 from .hashing import short_hash
@@ -59,8 +60,19 @@ def revision(observed: Observed, desired: Desired, annotations: Mapping[str, str
             "ownerReferences": [owner_reference(observed)],
             "annotations": {ANNOTATION_POOLS: pools, **(annotations or {})},
         },
-        "spec": spec.model_dump(mode="json", exclude_none=True),
+        "spec": _as_recorded(spec),
     }
+
+
+def _as_recorded(spec: InferenceRevisionSpec) -> JsonObject:
+    recorded: JsonObject = spec.model_dump(mode="json", exclude_none=True)
+    for pool in recorded["pools"]:
+        parameters, origins = pool["config"]["parameters"], pool["config"]["origins"]
+        for name in NOT_IN_OLDER_CRDS:
+            alias = RuntimeParameters.model_fields[name].alias or name
+            if origins[alias] == Origin.DEFAULT:
+                del parameters[alias], origins[alias]
+    return recorded
 
 
 def config_map(observed: Observed, name: str, pool: RevisionPool) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from paceline_crds.conditions import Reason
 from paceline_crds.crd import inference_revision_crd, inference_service_crd, to_yaml
+from paceline_crds.revision import InferenceRevisionSpec
 from paceline_crds.service import InferenceService
 from paceline_kube import INFERENCEREVISIONS, INFERENCESERVICES, PODS, ApiError, JsonObject
 from paceline_operator import children
@@ -47,6 +49,7 @@ def test_a_crd_of_this_release_lacks_nothing_and_one_of_the_previous_says_what()
         assert lacks(crd, crd) == ()
     previous = yaml.safe_load(PREVIOUS.read_text(encoding="utf-8"))
     assert lacks(inference_revision_crd(), previous) == (
+        "InferenceRevision spec.pools[].config.parameters.kvCacheQuantization",
         "InferenceRevision spec.pools[].ledger",
         "InferenceRevision status",
         "InferenceRevision /status",
@@ -54,6 +57,19 @@ def test_a_crd_of_this_release_lacks_nothing_and_one_of_the_previous_says_what()
     other = copy.deepcopy(inference_service_crd())
     other["spec"]["versions"][0]["name"] = "v1"
     assert lacks(inference_service_crd(), other) == ("InferenceService version v1alpha1",)
+
+
+@pytest.mark.parametrize(("asked", "recorded"), [({}, False), ({"quantization": "INT8"}, True)])
+def test_a_record_has_what_older_crds_lack_only_where_it_was_asked_for_and_reads_back_the_same(
+    make_service: Any, asked: dict[str, str], recorded: bool
+) -> None:
+    service = make_service(runtime={"kvCache": {"memory": "1Gi", **asked}})
+    desired = render(InferenceService.from_object(service), Carried(), "paceline.io/runtime:0.1.0")
+    spec = children.revision(Observed("demo", "chat", "uid", 1), desired)["spec"]
+    config = spec["pools"][0]["config"]
+    assert ("kvCacheQuantization" in config["parameters"]) is recorded
+    assert ("kvCacheQuantization" in config["origins"]) is recorded
+    assert InferenceRevisionSpec.model_validate_json(json.dumps(spec)).pools[0].config == desired.pools[0].config
 
 
 def test_people_are_told_some_of_it_and_what_to_do() -> None:
