@@ -7,6 +7,8 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -28,15 +30,28 @@ def client_of(fleet: Fleet, key: str, namespace: str) -> openai.OpenAI:
     )
 
 
-def test_tenants_are_known_by_keys_in_a_secret_and_held_to_their_limits(fleet: Fleet) -> None:
-    with fleet.namespace("keys"):
-        # The right to read this one Secret, as an administrator gives it.
-        secrets = json.dumps([{"namespace": "keys", "name": "chat-keys"}])
+@contextmanager
+def routers_may_read(fleet: Fleet, namespace: str, secret: str) -> Iterator[None]:
+    """The right to read one Secret, as an administrator gives it. Taken back before its namespace goes: the chart
+    cannot be upgraded while it has a Role for a namespace that is not there.
+    """
+
+    def set_to(secrets: list[dict[str, str]]) -> None:
         release = json.loads(fleet.cluster.helm("list", "-A", "-o", "json"))[0]
         fleet.cluster.helm(
             *("upgrade", release["name"], CHART, "-n", release["namespace"], "--reuse-values"),
-            *("--set-json", f"router.keySecrets={secrets}"),
+            *("--set-json", f"router.keySecrets={json.dumps(secrets)}"),
         )
+
+    set_to([{"namespace": namespace, "name": secret}])
+    try:
+        yield
+    finally:
+        set_to([])
+
+
+def test_tenants_are_known_by_keys_in_a_secret_and_held_to_their_limits(fleet: Fleet) -> None:
+    with fleet.namespace("keys"), routers_may_read(fleet, "keys", "chat-keys"):
         digest = base64.b64encode(hashlib.sha256(KEY.encode()).hexdigest().encode()).decode()
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-keys", "namespace": "keys"}}
         fleet.cluster.kubectl("apply", "-f", "-", stdin=json.dumps({**secret, "data": {"team-a": digest}}))
