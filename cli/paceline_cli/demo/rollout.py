@@ -123,7 +123,7 @@ def rollout(
         _install_recorder(cluster, progress)
         service = apply_service(cluster, manifest or paths.checkout_root() / "examples" / "rollout.yaml", progress)
         wait_until_ready(cluster, service, progress)
-        wrong = damaged(cluster.directory / "demo-damaged.gguf")
+        wrong = damaged(paths.cache_root() / "demo" / "damaged.gguf")
         asking = Asking(str(cluster.router_url), service.model)
         with asking.running():
             right = [_play(cluster, service, act) for act in acts(wrong)]
