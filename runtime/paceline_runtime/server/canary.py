@@ -83,6 +83,7 @@ class Canary:
         caller = Caller(priority=1, deadline=time.monotonic() + PATIENCE_SECONDS, cache_salt=salt)
         tokens: list[int] = []
         cached = 0
+        finished: FinishReason | None = None
         try:
             submission = self._replica.engine.submit([(prompt, SAMPLING)], caller=caller, counted=False)
             try:
@@ -90,6 +91,7 @@ class Canary:
                     for _, output in outputs:
                         tokens += output.new_token_ids
                         cached = max(cached, output.num_cached_tokens)
+                        finished = output.finish_reason
                         if output.finish_reason is FinishReason.ERROR:
                             raise ApiError(500, output.message or "The engine could not answer.")
             finally:
@@ -98,7 +100,7 @@ class Canary:
             raise unavailable(f"The engine did not take the question: {error}") from None
         except EngineGone as error:
             raise unavailable(str(error), close=True) from None
-        if len(tokens) < min(ANSWER_TOKENS, self._replica.max_model_len - len(prompt)):
+        if finished not in (FinishReason.STOP, FinishReason.LENGTH):
             raise unavailable(f"No answer came within {PATIENCE_SECONDS:g} s.")
         return tokens, cached
 

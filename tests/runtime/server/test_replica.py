@@ -49,7 +49,10 @@ def test_the_canary_is_the_same_computed_and_cached_and_is_no_load(tiny_replica:
         return [line for line in text.splitlines() if line.startswith(names)]
 
     with httpx.Client(base_url=tiny_replica.url, timeout=60) as http:
-        before = totals(http.get("/metrics").text)
+        # A replica that has just started has no totals until its engine has told some.
+        deadline = time.monotonic() + 60
+        while len(before := totals(http.get("/metrics").text)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
         body = http.get("/v1/paceline/canary").json()
         assert body["cold"] == body["warm"]
         assert 0 < body["cachedTokens"] < body["promptTokens"]
