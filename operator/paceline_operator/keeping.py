@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from paceline_crds.revision import RevisionPool
 
-from .actions import Action, ApplyConfigMap, ApplyDeployment, Delete, child_name
+from .actions import (
+    Action,
+    ApplyConfigMap,
+    ApplyDeployment,
+    CreateRevision,
+    Delete,
+    Phase,
+    Plan,
+    child_name,
+)
 from .observed import ConfigMapView, DeploymentView, Observed, Ownership, RevisionView, RouterView, Traffic
 from .render import Desired
 from .room import NO_ROOM_SECONDS
@@ -26,6 +35,24 @@ class Limits:
 
     router_ack_timeout: float
     no_room: float = NO_ROOM_SECONDS
+
+
+def standstill(observed: Observed, desired: Desired) -> Plan | None:
+    """The plan while nothing may be done, with why; None where the way is free."""
+    if desired.suspended:
+        return Plan(Phase.SUSPENDED, waiting="spec.suspend is true")
+    if taken := name_taken(observed, desired):
+        return Plan(Phase.BLOCKED, waiting=taken, poll=True, conflict=True)
+    if going := on_its_way_out(observed, desired):
+        return Plan(Phase.BLOCKED, waiting=going, poll=True)
+    return None
+
+
+def ensure_record(observed: Observed, desired: Desired) -> Iterator[Action]:
+    """Make the InferenceRevision that is asked for, or take over one that lost its owner."""
+    known = observed.revision(desired.revision)
+    if known is None or known.owner is Ownership.ORPHAN:
+        yield CreateRevision(desired.revision, adopt=known is not None)
 
 
 def name_taken(observed: Observed, desired: Desired) -> str:

@@ -20,13 +20,12 @@ from paceline_crds.rollout import RolloutStrategy
 
 from .actions import (
     Action,
-    CreateRevision,
     MoveTraffic,
     Phase,
     Plan,
     child_name,
 )
-from .keeping import Limits, ensure_pool, name_taken, on_its_way_out, retire, strays_of, tidy
+from .keeping import Limits, ensure_pool, ensure_record, retire, standstill, strays_of, tidy
 from .observed import DeploymentView, Entry, Observed, Ownership, RevisionView, Traffic
 from .render import Desired
 from .room import keeps, no_room, until_no_room
@@ -40,17 +39,10 @@ def plan(observed: Observed, desired: Desired, now: float, limits: Limits) -> Pl
         desired: the rendered spec.
         now: seconds since the epoch.
     """
-    if desired.suspended:
-        return Plan(Phase.SUSPENDED, waiting="spec.suspend is true")
-    if taken := name_taken(observed, desired):
-        return Plan(Phase.BLOCKED, waiting=taken, poll=True, conflict=True)
-    if going := on_its_way_out(observed, desired):
-        return Plan(Phase.BLOCKED, waiting=going, poll=True)
+    if (stopped := standstill(observed, desired)) is not None:
+        return stopped
 
-    actions: list[Action] = []
-    known = observed.revision(desired.revision)
-    if known is None or known.owner is Ownership.ORPHAN:
-        actions.append(CreateRevision(desired.revision, adopt=known is not None))
+    actions = list(ensure_record(observed, desired))
 
     traffic = observed.traffic
     recreate = desired.strategy is RolloutStrategy.RECREATE

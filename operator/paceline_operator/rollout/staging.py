@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from paceline_crds.conditions import Reason
 from paceline_crds.revision import RevisionPool
 from paceline_crds.rollout import OrderAction
-from paceline_operator.actions import Action, CreateRevision, Phase, Plan, RecordRollout, child_name
+from paceline_operator.actions import Action, Phase, Plan, RecordRollout, child_name
 from paceline_operator.failures import first_cause
 from paceline_operator.keeping import (
     Limits,
     ensure_pool,
-    name_taken,
-    on_its_way_out,
+    ensure_record,
     retire,
+    standstill,
     strays_of,
     tidy,
 )
-from paceline_operator.observed import Entry, Observed, Ownership, RevisionView, Traffic
+from paceline_operator.observed import Entry, Observed, RevisionView, Traffic
 from paceline_operator.render import Desired
 
 from .asked import Asked, Order, Policy, Seen, Step
@@ -165,16 +165,9 @@ def plan(observed: Observed, desired: Desired, stand: Stand, now: float, limits:
         observed: with `routers` where `asks_routers`, `free` where `asks_room`, and the newest `judgement`.
         now: seconds since the epoch.
     """
-    if desired.suspended:
-        return Plan(Phase.SUSPENDED, waiting="spec.suspend is true")
-    if taken := name_taken(observed, desired):
-        return Plan(Phase.BLOCKED, waiting=taken, poll=True, conflict=True)
-    if going := on_its_way_out(observed, desired):
-        return Plan(Phase.BLOCKED, waiting=going, poll=True)
-    actions: list[Action] = []
-    known = observed.revision(desired.revision)
-    if known is None or known.owner is Ownership.ORPHAN:
-        actions.append(CreateRevision(desired.revision, adopt=known is not None))
+    if (stopped := standstill(observed, desired)) is not None:
+        return stopped
+    actions = list(ensure_record(observed, desired))
     state, asked = stand.state, _asked(stand, desired)
     done = transition(state, asked, seen_of(observed, stand, now, limits), now)
     if done.state != state:
