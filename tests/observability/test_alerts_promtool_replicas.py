@@ -221,23 +221,32 @@ def test_one_restart_is_silent() -> None:
     firing(WELL | target("1x300") | started("4.1x20 3.9x200"), {"6m": {}, "30m": {}})
 
 
-def steps(running: str, made: str) -> dict[str, str]:
-    return {f"vllm:num_requests_running{{{MODEL}}}": running, f"paceline_engine_steps_total{{{MODEL}}}": made}
+def steps(age: str, bound: str = "120x300") -> dict[str, str]:
+    """Seconds since the engine got on, and how long a step may take."""
+    names = ("paceline_engine_progress_age_seconds", "paceline_engine_step_bound_seconds")
+    return {f"{names[0]}{{{MODEL}}}": age, f"{names[1]}{{{MODEL}}}": bound}
 
 
-def test_a_replica_with_work_and_no_step_is_stuck() -> None:
-    series = WELL | target("1x300") | steps("2x60 0x200", "0+100x20 2000x40 2000+100x200")
-    # A deadline shorter than that of the liveness probe, which restarts it after two and a half minutes.
-    firing(series, {"5m": {}, "6m30s": {}, "7m30s": replica("stuck"), "14m": replica("stuck"), "21m": {}})
+def test_a_replica_with_work_and_no_step_is_stuck_and_told_before_its_probe_restarts_it() -> None:
+    # The liveness probe has seen it three times after 140 s at the earliest.
+    series = WELL | target("1x300") | steps("0.2x20 0+15x9 0.2x270")
+    firing(series, {"5m": {}, "6m": {}, "7m": replica("stuck"), "12m": replica("stuck"), "13m30s": {}})
     labels = {"namespace": "demo", "service": "chat", "pool": "default", "pod": "chat-0", "how": "stuck"}
-    summary = "demo/chat, replica chat-0: 2 requests run and no step is made"
-    told(series, "10m", "PacelineReplicaFailing", labels | {"severity": "warning"}, summary)
+    summary = "demo/chat, replica chat-0: no step and no sign of life for 105 s"
+    told(series, "7m", "PacelineReplicaFailing", labels | {"severity": "warning"}, summary)
 
 
-def test_an_idle_replica_a_restarted_one_and_a_lost_one_are_not_stuck() -> None:
-    firing(WELL | target("1x300") | steps("0x300", "2000x300"), {"30m": {}})
-    firing(WELL | target("1x300") | steps("2x300", "0+100x20 0+100x280"), {"5m30s": {}, "30m": {}})
-    firing(WELL | target("1x300") | steps("2x40 stale", "0+100x38 3800 3800 stale"), {"10m30s": {}, "12m": {}})
+def test_one_long_step_of_a_slow_replica_is_not_stuck() -> None:
+    # Its warm-up took three minutes, so a step may take nine: five of them are a long prompt.
+    firing(WELL | target("1x300") | steps("0.2x20 0+15x20 0.2x260", "540x300"), {"9m30s": {}, "10m": {}, "12m": {}})
+    # Where a step takes milliseconds nothing is told of one that takes a minute.
+    firing(WELL | target("1x300") | steps("0.2x20 0+15x4 0.2x270"), {"6m": {}, "8m": {}})
+
+
+def test_an_idle_replica_one_that_loads_and_a_lost_one_are_not_stuck() -> None:
+    firing(WELL | target("1x300") | steps("0.6x300"), {"30m": {}})
+    firing(WELL | target("1x300"), {"30m": {}})
+    firing(WELL | target("1x300") | steps("0.2x40 0+15x4 stale", "120x44 stale"), {"11m": {}, "12m30s": {}, "15m": {}})
 
 
 # --- PacelineMetricsMissing

@@ -84,6 +84,20 @@ RUNTIME_PREFILL_TOKENS_COMPUTED = _metric(
     "paceline_prefill_tokens_computed_total", "counter", "Tokens computed in prefill.", _MODEL, unit="tokens"
 )
 RUNTIME_ENGINE_STEPS = _metric("paceline_engine_steps_total", "counter", "Steps of the engine.", _MODEL, unit="steps")
+RUNTIME_PROGRESS_AGE = _metric(
+    "paceline_engine_progress_age_seconds",
+    "gauge",
+    "Seconds since the engine last made a step, or said that it has no work.",
+    _MODEL,
+    unit="seconds",
+)
+RUNTIME_STEP_BOUND = _metric(
+    "paceline_engine_step_bound_seconds",
+    "gauge",
+    "Seconds that a step may take until the replica counts as dead; more where steps take long.",
+    _MODEL,
+    unit="seconds",
+)
 RUNTIME_STEP_PHASE = _metric(
     "paceline_step_phase_seconds_total",
     "counter",

@@ -28,6 +28,10 @@ and 6 of promises with three nines would never fire here."""
 FEW: Final = 10
 """Missed requests under which a share says nothing."""
 
+STUCK: Final = 0.6
+"""Of the time that a step may take. The liveness probe restarts a replica some 20 s after all of it: a scrape and an
+evaluation, half a minute each, must have found it before."""
+
 _WHERE: Final = "{{ $labels.namespace }}/{{ $labels.service }}"
 _PERCENT: Final = "{{ $value | humanizePercentage }}"
 
@@ -260,11 +264,12 @@ def _drift(w: Windows) -> Alert:
 
 
 def _replica_failing(w: Windows) -> Alert:
-    """Down or flapping, restarting over and over, or with work and without a step.
+    """Down or flapping, restarting over and over, or with an engine that does not get on.
 
     In a crash loop no condition holds for long, so windows are summed and there is no `for`. A replica counts once it
     has been a target for five minutes: a new one is down until its server listens. Its time to ready is another number
-    after each start, which counts restarts without another exporter.
+    after each start, which counts restarts without another exporter. How long a step may take is the replica's own
+    word: minutes for a long prompt on a slow CPU, where a fixed time would call it stuck.
     """
     replica = '{service!="", pool!=""}'
     return Alert(
@@ -288,10 +293,7 @@ def _replica_failing(w: Windows) -> Alert:
             or
             label_replace(
               max by (namespace, service, pool, pod) (
-                min_over_time(vllm:num_requests_running[{w("2m")}]) > 0
-                and vllm:num_requests_running
-                and vllm:num_requests_running offset {w("2m")}
-                and increase(paceline_engine_steps_total[{w("2m")}]) == 0
+                paceline_engine_progress_age_seconds > {STUCK} * paceline_engine_step_bound_seconds
               ),
               "how", "stuck", "", ""
             )
@@ -301,7 +303,7 @@ def _replica_failing(w: Windows) -> Alert:
         summary=(
             f"{_WHERE}, replica {{{{ $labels.pod }}}}: "
             '{{ if eq $labels.how "down" }}answered {{ $value | humanizePercentage }} of the scrapes of ten minutes'
-            '{{ else if eq $labels.how "stuck" }}{{ printf "%.0f" $value }} requests run and no step is made'
+            '{{ else if eq $labels.how "stuck" }}no step and no sign of life for {{ printf "%.0f" $value }} s'
             '{{ else }}started {{ printf "%.0f" $value }} times in half an hour{{ end }}'
         ),
     )

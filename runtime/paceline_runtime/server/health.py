@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from paceline_runtime.messages import Ready
+
 IDLE_SECONDS: Final = 10.0
 """An engine without work reports each second and answers a test of life at once: later is too late."""
 QUIET_SECONDS: Final = 10.0
@@ -12,7 +14,7 @@ QUIET_SECONDS: Final = 10.0
 BUSY_READY_SECONDS: Final = 30.0
 """A busy engine that makes no step for this long gets no more requests, whatever its liveness is allowed."""
 LONG_STEPS: Final = 3.0
-"""Times the warm-up, which ran each shape of step once: a slow machine's longest step is within that."""
+"""Times the longest steps as they were before the first request; a long context makes them longer, and so do others."""
 PROBE_PATIENCE_SECONDS: Final = 0.5
 """How long that answer may hold back the one to who asked; kubelets wait a second by default."""
 
@@ -46,14 +48,27 @@ class Signs:
     probed_at: float | None = None
 
 
-def live_bound(configured: float, warmup_seconds: float) -> float:
+def longest_steps(ready: Ready) -> float:
+    """Seconds of the largest steps without any context, by the warm-up.
+
+    On a CPU that ran one chunk of a prompt where a step has room for several.
+    """
+    if ready.device != "cpu":
+        return ready.warmup_seconds
+    budget, chunk = (ready.parameters.get(name) for name in ("maxBatchedTokens", "prefillChunkTokens"))
+    if budget is None or chunk is None:
+        return ready.warmup_seconds
+    return ready.warmup_seconds * max(1.0, float(budget.value) / float(chunk.value))
+
+
+def live_bound(configured: float, longest: float) -> float:
     """Seconds that a step may take until the replica counts as dead."""
-    return max(configured, LONG_STEPS * warmup_seconds)
+    return max(configured, LONG_STEPS * longest)
 
 
-def ready_bound(configured: float, warmup_seconds: float) -> float:
+def ready_bound(configured: float, longest: float) -> float:
     """Seconds that a step may take until no more requests are wanted."""
-    return min(live_bound(configured, warmup_seconds), max(BUSY_READY_SECONDS, LONG_STEPS * warmup_seconds))
+    return min(live_bound(configured, longest), max(BUSY_READY_SECONDS, LONG_STEPS * longest))
 
 
 def liveness(signs: Signs, *, now: float, bound: float) -> Verdict:

@@ -259,6 +259,11 @@ class Metrics:
             name, known("blockSize"), known("numBlocks"), known("kvCacheDtype"), known("prefixCaching")
         ).set(1)
 
+    def progress(self, age: Callable[[], float], bound: float) -> None:
+        """How long ago the engine got on, asked for at each scrape, and how long that may be at most; seconds."""
+        self._gauge(catalogue.RUNTIME_PROGRESS_AGE).labels(self._model_name).set_function(age)
+        self._gauge(catalogue.RUNTIME_STEP_BOUND).labels(self._model_name).set(bound)
+
     def engine_stats(self, stats: EngineStats) -> None:
         """A report of the engine."""
         self._engine.stats = stats

@@ -18,7 +18,16 @@ from paceline_runtime.messages import Ready
 
 from .engine_client import EngineClient
 from .errors import ApiError, unavailable
-from .health import PROBE_PATIENCE_SECONDS, QUIET_SECONDS, Signs, Verdict, live_bound, liveness, ready_bound
+from .health import (
+    PROBE_PATIENCE_SECONDS,
+    QUIET_SECONDS,
+    Signs,
+    Verdict,
+    live_bound,
+    liveness,
+    longest_steps,
+    ready_bound,
+)
 from .metrics import Metrics
 from .requests import RequestLog
 from .submission import EngineGone
@@ -84,6 +93,7 @@ class Replica:
         self._config_hash = config_hash(self._effective)
         self.metrics.configured(self.pool_hash, self._config_hash)
         self.metrics.engine_ready(ready)
+        self.metrics.progress(self._since_progress, self._live_bound)
         if self.phase is Phase.STARTING:
             self.phase = Phase.SERVING
 
@@ -134,11 +144,20 @@ class Replica:
 
     def live(self, now: float) -> Verdict:
         """Whether the engine lives, by what is known now."""
-        return self._verdict(now, live_bound(self.options.liveness_seconds, self._warmup_seconds))
+        return self._verdict(now, self._live_bound)
 
     @property
-    def _warmup_seconds(self) -> float:
-        return 0.0 if self._ready is None else self._ready.warmup_seconds
+    def _live_bound(self) -> float:
+        return live_bound(self.options.liveness_seconds, self._longest_steps)
+
+    @property
+    def _longest_steps(self) -> float:
+        return 0.0 if self._ready is None else longest_steps(self._ready)
+
+    def _since_progress(self) -> float:
+        progress_at = self.engine.progress_at
+        assert progress_at is not None, "an engine that is ready has said so"
+        return time.monotonic() - progress_at
 
     def _verdict(self, now: float, bound: float) -> Verdict:
         if self.phase is Phase.DEAD:
@@ -182,7 +201,7 @@ class Replica:
         """For `/health/ready`."""
         if self.phase is not Phase.SERVING:
             return Verdict(False, f"the replica is {self.phase}")
-        return self._verdict(now, ready_bound(self.options.liveness_seconds, self._warmup_seconds))
+        return self._verdict(now, ready_bound(self.options.liveness_seconds, self._longest_steps))
 
 
 def effective_config(config: RuntimeConfig, ready: Ready) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline_runtime.config import resolve
-from paceline_runtime.messages import AddRequest, SamplingParams, StepOutputs
+from paceline_runtime.messages import AddRequest, EffectiveValue, ModelFacts, Ready, SamplingParams, StepOutputs
 from paceline_runtime.server import health, replica
 from paceline_runtime.server.core_process import CoreProcess
 from paceline_runtime.server.engine_client import EngineClient
@@ -90,6 +90,60 @@ async def test_a_full_queue_and_a_long_step_never_turn_it_red(
         await eventually(lambda: front.replica.engine.open_requests == 0)
         # The engine has said nothing since: it may still be in the step that it began with them.
         assert front.replica.live(time.monotonic() + 30).ok
+
+
+def ready(warmup: float, device: str = "cpu", **parameters: int) -> Ready:
+    return Ready(
+        parameters={name: EffectiveValue(value, "default") for name, value in parameters.items()},
+        model=ModelFacts(
+            digest="sha256:0",
+            path="",
+            architecture="LlamaForCausalLM",
+            vocab_size=1,
+            max_position=1,
+            parameters=1,
+            eos_token_ids=[],
+            bos_token_id=None,
+        ),
+        dtype="float32",
+        device=device,
+        load_seconds=1.0,
+        warmup_seconds=warmup,
+    )
+
+
+def test_a_slow_cpu_has_time_for_a_step_full_of_chunks_of_long_prompts() -> None:
+    # Fifty seconds for one chunk of a prompt: a step with four of them is alive for far longer than two minutes.
+    slow = health.longest_steps(ready(50.0, maxBatchedTokens=2048, prefillChunkTokens=512))
+    assert slow == 200.0
+    assert health.live_bound(120.0, slow) == 600.0
+    assert health.ready_bound(120.0, slow) == 600.0
+    # A GPU's warm-up ran the whole step, and a fast machine has what is configured.
+    assert health.longest_steps(ready(50.0, "NVIDIA H200", maxBatchedTokens=2048, prefillChunkTokens=512)) == 50.0
+    assert health.longest_steps(ready(0.5, maxBatchedTokens=256, prefillChunkTokens=512)) == 0.5
+    assert health.live_bound(120.0, health.longest_steps(ready(0.5))) == 120.0
+
+
+async def test_how_long_ago_the_engine_got_on_is_shown_and_how_long_it_may_be(front_end: Any, eventually: Any) -> None:
+    async def silent(core: Any, request: AddRequest) -> None:
+        await asyncio.Event().wait()
+
+    async def shown(http: Any) -> tuple[float, float]:
+        text = (await http.get("/metrics")).text
+        names = ("paceline_engine_progress_age_seconds", "paceline_engine_step_bound_seconds")
+        age, bound = (float(line.split()[-1]) for name in names for line in text.splitlines() if line.startswith(name))
+        return age, bound
+
+    async with front_end(silent, liveness_seconds=60.0) as front:
+        asking = asyncio.create_task(front.http.post("/v1/chat/completions", json=CHAT))
+        await eventually(lambda: front.core.requests)
+        first, bound = await shown(front.http)
+        await asyncio.sleep(0.05)
+        later, _ = await shown(front.http)
+        assert later >= first + 0.05
+        assert bound == 60.0
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_the_real_engine_answers_past_a_full_queue(tiny_folder: Path, tmp_path: Path) -> None:
