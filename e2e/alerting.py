@@ -133,22 +133,22 @@ def alertmanager_config(webhook: str, windows: Windows) -> str:
     return yaml.safe_dump({**ROUTING, "route": ROUTING["route"] | waits, "receivers": receivers}, sort_keys=False)
 
 
-def prometheus_config(cluster: Cluster, alertmanager: str, windows: Windows) -> str:
+def prometheus_config(cluster: Cluster, alertmanager: str, windows: Windows, scrape: str) -> str:
     """What local mode's Prometheus scrapes, asked for from outside of the cluster, with rules and where alerts go."""
     manifest = install.prometheus_manifest(cluster.server)
     (shipped,) = [d for d in yaml.safe_load_all(manifest) if d["kind"] == "ConfigMap"]
     config = yaml.safe_load(shipped["data"]["prometheus.yml"])
     for job in config["scrape_configs"]:
         job["kubernetes_sd_configs"] = [{"role": "pod", "kubeconfig_file": str(cluster.kubeconfig)}]
-    config["global"] = {"scrape_interval": SCRAPE, "evaluation_interval": windows("30s")}
+    config["global"] = {"scrape_interval": scrape, "evaluation_interval": windows("30s")}
     config["rule_files"] = ["rules.yaml"]
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
     return yaml.safe_dump(config, sort_keys=False)
 
 
 @contextmanager
-def watching(cluster: Cluster, folder: Path, windows: Windows) -> Iterator[Watch]:
-    """Run both for the time of a `with` block; their files and logs are in `folder`."""
+def watching(cluster: Cluster, folder: Path, windows: Windows, scrape: str = SCRAPE) -> Iterator[Watch]:
+    """Run both for the time of a `with` block; their files and logs are in `folder`. `scrape` is the interval."""
     tools = build.ensure_built(build.ALERTMANAGER)
     prometheus = build.ensure_built(build.PROMETHEUS) / "prometheus"
     ours, theirs = (f"127.0.0.1:{_free_port()}" for _ in range(2))
@@ -156,7 +156,7 @@ def watching(cluster: Cluster, folder: Path, windows: Windows) -> Iterator[Watch
         webhook, received = stack.enter_context(_receiver())
         (folder / "alertmanager.yaml").write_text(alertmanager_config(webhook, windows))
         (folder / "rules.yaml").write_text(rule_file(windows))
-        (folder / "prometheus.yaml").write_text(prometheus_config(cluster, theirs, windows))
+        (folder / "prometheus.yaml").write_text(prometheus_config(cluster, theirs, windows, scrape))
         start = (
             _process(
                 folder,
