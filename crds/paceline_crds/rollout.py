@@ -37,8 +37,8 @@ class OrderAction(enum.StrEnum):
 
 
 class GateSignal(enum.StrEnum):
-    """What a gate looks at: what routers measure of both revisions, and what a recorder finds of their answers to the
-    same requests.
+    """What a gate looks at: what routers measure of both revisions, what their replicas count, and what a recorder
+    finds of their answers to the same requests.
     """
 
     TTFT_P50 = "TTFTP50"
@@ -50,6 +50,9 @@ class GateSignal(enum.StrEnum):
     ERROR_RATE = "ErrorRate"
     CANCELLED = "Cancelled"
     GOODPUT = "Goodput"
+    THROUGHPUT = "Throughput"
+    PREEMPTIONS = "Preemptions"
+    HIT_RATE = "HitRate"
     OUTPUT_DIFFERENCE = "OutputDifference"
     LENGTH_P50 = "LengthP50"
     LENGTH_P90 = "LengthP90"
@@ -71,6 +74,10 @@ OUTPUT_SIGNALS = frozenset(
     }
 )
 """Known of copied requests only, so in the shadow step."""
+
+
+REPLICA_SIGNALS = frozenset({GateSignal.THROUGHPUT, GateSignal.PREEMPTIONS, GateSignal.HIT_RATE})
+"""Known by pool, from replicas' own counters."""
 
 
 class OnNotKnown(enum.StrEnum):
@@ -186,7 +193,9 @@ class GateSpec(Model):
         GateSignal,
         Field(
             description="Percentiles of time to first token and of time per token, and shares of requests: ErrorRate, "
-            "Cancelled (the client left) and Goodput (within spec.slo). Of answers to copied requests, in the shadow "
+            "Cancelled (the client left) and Goodput (within spec.slo). From replicas' counters, by pool: Throughput "
+            "(answer tokens per second, as if all requests had come to this revision), Preemptions (of requests) and "
+            "HitRate (prompt tokens from the prefix cache). Of answers to copied requests, in the shadow "
             "step: OutputDifference (greedy ones), LengthP50, LengthP90, Refusals, JSONInvalid, ToolCallsInvalid, "
             "Truncated. ErrorRate is looked at in both."
         ),
@@ -196,8 +205,8 @@ class GateSpec(Model):
         Field(
             ge=0,
             le=900,
-            description="How much worse is still no worse: percent of the old revision's value for times, points of "
-            "100 for shares.",
+            description="How much worse is still no worse: percent of the old revision's value for times and "
+            "Throughput, points of 100 for shares.",
         ),
     ]
     min_samples: Annotated[
@@ -205,11 +214,13 @@ class GateSpec(Model):
         Field(
             ge=1,
             le=10_000_000,
-            description="Requests of each revision before anything is said. Default 200, of a P99 500.",
+            description="Requests of each revision before anything is said. Default 200, of a P99 500, of Throughput "
+            "20 minutes.",
         ),
     ] = None
     warm_up: Annotated[
-        Duration | None, Field(description="What is left out at the beginning of a step. Default 1m.")
+        Duration | None,
+        Field(description="What is left out at the beginning of a step. Default 1m, of HitRate 10m."),
     ] = None
 
 

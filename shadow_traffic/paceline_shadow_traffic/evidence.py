@@ -63,10 +63,11 @@ class Seen:
     Attributes:
         ttft, tpot: seconds, of the requests that ended in it.
         length: of answers, thousands of tokens (or characters, where tokens are not known).
-        throughput: answer tokens per second and replica.
+        throughput: answer tokens per second, as if all requests had come to this version.
         shares: by signal: failed requests of all; requests whose client left; requests within the objectives;
-            preemptions of requests (a request counts once); prompt tokens found in the cache of all; of replayed pairs
-            those that differ (for the base: from a second answer of its own, so that noise is known); and so on.
+            preemptions of requests (one a request at the most); prompt tokens found in the cache of all, as requests;
+            of replayed pairs those that differ (for the base: from a second answer of its own, so that noise is known);
+            and so on.
     """
 
     ttft: Sketch | None = None

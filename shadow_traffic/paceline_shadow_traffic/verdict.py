@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .evidence import EITHER_WAY, MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
 from .sequential import Interval, Unknown, dispersion, interval, joint_interval, mean_of, quantile_of
@@ -96,6 +97,40 @@ DEFAULT_GATES = (
 )
 
 
+class Said(Protocol):
+    """What anything that decides has to say of one place."""
+
+    @property
+    def name(self) -> str:
+        """Of the gate."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it says."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why, one word of CamelCase."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """Why, a sentence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What something other than the statistics of two versions says, see `Said`."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one gate says, and with which numbers.
@@ -118,6 +153,19 @@ class Finding:
     values: tuple[float | None, float | None] = (None, None)
     regression: Interval | None = None
     effective: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def name(self) -> str:
+        """Of the signal."""
+        return self.gate.signal.value
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Gates, and the windows by place in which their signals are measured. Gates without any place are not known."""
+
+    gates: Sequence[Gate]
+    evidence: Mapping[str, Sequence[Window]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +190,7 @@ def judge(
     steps: int,
     alpha: float = ALPHA,
     weight: float | None = None,
+    beside: Sequence[Question] = (),
 ) -> Judged:
     """The verdict of one step.
 
@@ -154,12 +203,21 @@ def judge(
         alpha: probability that a rollout of a candidate that is no worse anywhere is ever called worse.
         weight: the candidate's share of requests (0 to 1) that routers were asked for; where they did another thing,
             nothing passes. None where it gets copies only.
+        beside: what was measured elsewhere; it shares `alpha` with the rest.
     """
-    part = alpha / max(1, len(gates) * len(evidence) * steps)
+    questions = (Question(gates, evidence), *beside)
+    part = alpha / max(1, sum(len(one.gates) * len(one.evidence) for one in questions) * steps)
     findings = tuple(
-        (place, judge_gate(gate, windows, since, now, part)) for place, windows in evidence.items() for gate in gates
+        (place, judge_gate(gate, windows, since, now, part))
+        for one in questions
+        for place, windows in one.evidence.items()
+        for gate in one.gates
     )
-    judged = _all(findings)
+    verdict, message = decided(findings)
+    lacking = [gate.signal for one in questions if not one.evidence for gate in one.gates]
+    if verdict is Verdict.PASS and lacking:
+        verdict, message = Verdict.NOT_KNOWN, f"there is no data of {', '.join(lacking)}"
+    judged = Judged(verdict, message, findings)
     if weight is not None and judged.verdict is not Verdict.FAIL and (words := _not_followed(evidence, weight, since)):
         return Judged(Verdict.NOT_KNOWN, words, findings)
     return judged
@@ -183,16 +241,17 @@ def _not_followed(evidence: Mapping[str, Sequence[Window]], weight: float, since
     return f"the candidate got {100 * got / of:.1f} % of {of:.0f} requests where {100 * weight:g} % were asked for"
 
 
-def _all(findings: tuple[tuple[str, Finding], ...]) -> Judged:
+def decided(findings: Sequence[tuple[str, Said]]) -> tuple[Verdict, str]:
+    """What findings by place say together, and a sentence that names what decided."""
     worse = [(place, one) for place, one in findings if one.outcome is Outcome.WORSE]
     if worse:
         words = "; ".join(f"{place}: {one.message}" for place, one in worse)
-        return Judged(Verdict.FAIL, words, findings)
+        return Verdict.FAIL, words
     unknown = [(place, one) for place, one in findings if one.outcome is Outcome.NOT_KNOWN]
     if unknown or not findings:
         words = "; ".join(f"{place}: {one.message}" for place, one in unknown) or "nothing was looked at"
-        return Judged(Verdict.NOT_KNOWN, words, findings)
-    return Judged(Verdict.PASS, f"no worse by {len(findings)} gates", findings)
+        return Verdict.NOT_KNOWN, words
+    return Verdict.PASS, f"no worse by {len(findings)} gates"
 
 
 def judge_gate(gate: Gate, windows: Sequence[Window], since: float, now: float, alpha: float) -> Finding:

@@ -80,6 +80,20 @@ def test_gates_on_answers_are_for_the_shadow_step_and_the_others_for_the_steps()
     assert {gate.min_samples for gate in given.output_gates} == {30}
 
 
+def test_gates_on_what_replicas_count_have_their_own_times() -> None:
+    names = ("Throughput", "Preemptions", "HitRate", "TTFTP50")
+    found = rules(gates=[{"signal": name, "maxRegressionPercent": 10} for name in names])
+    assert [gate.signal for gate in found.gates] == [Signal.TTFT_P50]
+    assert [(gate.signal, gate.min_samples, gate.settle) for gate in found.replica_gates] == [
+        (Signal.THROUGHPUT, 20, 60.0),
+        (Signal.PREEMPTIONS, 200, 60.0),
+        (Signal.HIT_RATE, 200, 600.0),
+    ]
+    assert (
+        rules(gates=[{"signal": "HitRate", "maxRegressionPercent": 5, "warmUp": "2m"}]).replica_gates[0].settle == 120
+    )
+
+
 def test_steps_that_do_not_rise_are_refused_with_what_to_write() -> None:
     with pytest.raises(ValueError, match="write rising ones"):
         rules(steps=[{"weight": 50}, {"weight": 20}, {"weight": 100}])

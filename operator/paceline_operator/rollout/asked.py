@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
-from paceline_shadow_traffic.verdict import Finding, Verdict
+from paceline_shadow_traffic.verdict import Said, Verdict
 
 from .exposure import Shape
 
@@ -100,7 +100,7 @@ class Judgement:
         step: as in `State.step`.
         since: of its oldest evidence, seconds since the epoch.
         at: when it was given, seconds since the epoch.
-        findings: by place (pool and shape) and gate.
+        findings: by place (pool and shape, or pool) and gate.
     """
 
     revision: str
@@ -110,7 +110,7 @@ class Judgement:
     verdict: Verdict
     message: str
     at: float = 0.0
-    findings: tuple[tuple[str, Finding], ...] = ()
+    findings: tuple[tuple[str, Said], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def hear(heard: Heard, pages: Mapping[str, Page | None], service: str, base: str
         # A place of which nobody spoke had no request; one that a silent router may have seen is not known.
         found[place] = Window(windows[place][-1].end, now, Seen(), Seen())
     for place, one in found.items():
-        windows[place] = _bounded((*windows.get(place, ()), one))
+        windows[place] = bounded((*windows.get(place, ()), one))
     if now - heard.anchor >= ANCHOR_SECONDS:
         return replace(heard, anchor=now, said={}, windows=windows, trouble=trouble)
     return replace(heard, said={name: said[name] for name in pages if name in said}, windows=windows, trouble=trouble)
@@ -138,7 +138,8 @@ def _minus(sketch: Sketch, other: Sketch) -> Sketch:
     return Sketch({bucket: count - other.counts.get(bucket, 0) for bucket, count in sketch.counts.items()})
 
 
-def _bounded(windows: tuple[Window, ...]) -> tuple[Window, ...]:
+def bounded(windows: tuple[Window, ...]) -> tuple[Window, ...]:
+    """The same evidence in at most `MOST_WINDOWS`: where there are more, they are joined two by two."""
     if len(windows) <= MOST_WINDOWS:
         return windows
     pairs = zip(windows[::2], windows[1::2], strict=False)
@@ -152,7 +153,9 @@ def _joined(first: Window, second: Window) -> Window:
 
 def _both(one: Seen, other: Seen) -> Seen:
     """What is missing in one of the two is missing in both together."""
+    speeds = (one.throughput, other.throughput)
     return Seen(
+        throughput=None if speeds[0] is None or speeds[1] is None else (speeds[0] + speeds[1]) / 2.0,
         ttft=None if one.ttft is None or other.ttft is None else one.ttft.merged(other.ttft),
         tpot=None if one.tpot is None or other.tpot is None else one.tpot.merged(other.tpot),
         shares={

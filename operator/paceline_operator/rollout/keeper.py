@@ -14,15 +14,17 @@ from urllib.parse import quote
 from paceline_crds.rollout import RolloutStrategy
 from paceline_kube import JsonObject, Key, key_of
 from paceline_operator.rounds import come_round
+from paceline_operator.scaling.direct import Replicas
 from paceline_operator.scaling.keeper import Seen
 from paceline_shadow_traffic.comparisons_page import PATH
-from paceline_shadow_traffic.verdict import Judged, judge
+from paceline_shadow_traffic.verdict import Judged, Question, judge
 
 from .asked import Judgement
 from .comparing import Compared, compare
 from .gathering import ANCHOR_SECONDS, Heard, hear, major
+from .replicas import Counted, count, pools_of, wanted
 from .rules import Rules
-from .staging import stand_of
+from .staging import Stand, stand_of
 from .state import SHADOW_STEP, Phase, State
 
 log = logging.getLogger(__name__)
@@ -39,15 +41,33 @@ JUDGED = frozenset({Phase.PREPARING, Phase.JUDGING, Phase.HELD})
 """Phases in which both revisions have requests, as every router has acknowledged."""
 
 Page = Mapping[str, Any]
+Counters = Mapping[str, Mapping[str, str] | str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A rollout in which both revisions have requests.
+
+    Attributes:
+        pods: of the pools that change, by name: ready ones of base and candidate.
+    """
+
+    uid: str
+    state: State
+    rules: Rules
+    pods: Mapping[str, tuple[Sequence[JsonObject], Sequence[JsonObject]]]
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One step of one service. Of a shadow step the pairs of answers are looked at, of others the routers' samples."""
+    """One step of one service. Of a shadow step the pairs of answers are looked at, of others the routers' samples and
+    the replicas' counters.
+    """
 
     about: tuple[str, str, int]
     heard: Heard
     compared: Compared
+    counted: Counted
     judgement: Judgement | None = None
     told: float = 0.0
 
@@ -89,6 +109,7 @@ class RolloutKeeper:
         self._clock = clock
         self._interval = interval
         self._active = active
+        self._replicas = Replicas(clock, wanted)
         self._watched: dict[Key, _Watched] = {}
         self._recorder = ""
 
@@ -116,19 +137,19 @@ class RolloutKeeper:
 
     async def look(self) -> None:
         """Ask and judge, once for every rollout in which both revisions have requests."""
-        due: dict[Key, tuple[str, State, Rules]] = {}
+        due: dict[Key, _Due] = {}
         for service in self._services():
             if _is_staged(service) and (found := self._under_way(key_of(service))) is not None:
                 due[key_of(service)] = found
         for key in self._watched.keys() - due.keys():
             del self._watched[key]
-        shadowed = [key for key, (_, state, _) in due.items() if state.shadows]
+        shadowed = [key for key, one in due.items() if one.state.shadows]
         before, self._recorder = self._recorder, min(await self._recorders(), default="") if shadowed else ""
         for key in shadowed if before != self._recorder else ():
             self._changed(key)
-        await asyncio.gather(*(self._apart(key, *found) for key, found in due.items()))
+        await asyncio.gather(*(self._apart(key, one) for key, one in due.items()))
 
-    def _under_way(self, key: Key) -> tuple[str, State, Rules] | None:
+    def _under_way(self, key: Key) -> _Due | None:
         seen = self._seen(key)
         stand = stand_of(seen.observed, seen.desired) if seen is not None else None
         if seen is None or stand is None or seen.desired.rules is None:
@@ -137,41 +158,55 @@ class RolloutKeeper:
         judged = state.phase in JUDGED and 0 < state.weight < 100
         if not state.candidate or not (judged or state.shadows):
             return None
-        return seen.observed.uid, state, seen.desired.rules
+        return _Due(seen.observed.uid, state, seen.desired.rules, _pods_of(seen, stand))
 
-    async def _apart(self, key: Key, uid: str, state: State, rules: Rules) -> None:
+    async def _apart(self, key: Key, due: _Due) -> None:
         """One service: a fault there must not stop the others, nor go unnoticed."""
         try:
-            await self._judge(key, uid, state, rules)
+            await self._judge(key, due)
         except Exception:
             log.exception("%s/%s: its rollout could not be judged", *key)
 
-    async def _judge(self, key: Key, uid: str, state: State, rules: Rules) -> None:
-        name, now = "/".join(key), self._clock()
-        about = (uid, state.candidate, state.generation)
+    async def _judge(self, key: Key, due: _Due) -> None:
+        name, now, state = "/".join(key), self._clock(), due.state
+        about = (due.uid, state.candidate, state.generation)
         watched = self._watched.get(key)
         if watched is None or watched.about != about:
             fresh = 0.0 <= now - state.since < ANCHOR_SECONDS
             begin = state.since if fresh else now
             heard, compared = Heard(begin, begin), Compared(state.since, WINDOW_LOOKS * self._interval)
-            watched = self._watched[key] = _Watched(about, heard, compared)
+            watched = self._watched[key] = _Watched(about, heard, compared, Counted(begin))
         if state.shadows:
-            said = await self._of_answers(watched, name, state, rules)
+            said = await self._of_answers(watched, name, state, due.rules)
         else:
-            said = await self._of_samples(watched, name, state, rules)
+            said = await self._of_samples(watched, name, due)
         before, watched.judgement = watched.judgement, said
         known = None if before is None else (before.verdict, before.step)
         if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
             watched.told = now
             self._changed(key)
 
-    async def _of_samples(self, watched: _Watched, name: str, state: State, rules: Rules) -> Judgement:
-        """What both revisions did with their requests, by every router."""
+    async def _of_samples(self, watched: _Watched, name: str, due: _Due) -> Judgement:
+        """What both revisions did with their requests, by every router, and by their replicas where a gate asks."""
+        state, rules = due.state, due.rules
         path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
-        pages = await self._answers(path)
+        pages, said = await asyncio.gather(self._answers(path), self._counters(due))
         now = self._clock()
         watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
-        return judgement(rules, state, watched.heard, now)
+        watched.counted = count(watched.counted, said, now)
+        return judgement(rules, state, watched.heard, now, watched.counted, tuple(due.pods))
+
+    async def _counters(self, due: _Due) -> dict[str, tuple[Counters, Counters]]:
+        """What the replicas of each pool that changes have counted; nothing where no gate is about that."""
+        if not due.rules.replica_gates:
+            return {}
+        asked = await self._replicas.ask(pod for sides in due.pods.values() for side in sides for pod in side)
+        said = {uid: values for uid, (_, values) in asked.items()}
+
+        def of(pods: Sequence[JsonObject]) -> Counters:
+            return {uid: said[uid] for pod in pods if (uid := str(pod["metadata"]["uid"])) in said}
+
+        return {pool: (of(base), of(candidate)) for pool, (base, candidate) in due.pods.items()}
 
     async def _of_answers(self, watched: _Watched, name: str, state: State, rules: Rules) -> Judgement:
         """What both revisions answered to the same requests, by the recorder. It keeps what it knows across restarts
@@ -192,12 +227,23 @@ class RolloutKeeper:
         return f"{self._recorder}{PATH}?since={since:.3f}&until={until:.3f}&service={quote(name, safe='')}"
 
 
-def judgement(rules: Rules, state: State, heard: Heard, now: float) -> Judgement:
-    """The verdict on a step, of what was heard of it. Pure."""
+def judgement(
+    rules: Rules, state: State, heard: Heard, now: float, counted: Counted | None = None, pools: Iterable[str] = ()
+) -> Judgement:
+    """The verdict on a step, of what was heard of it. Pure.
+
+    Args:
+        counted: what replicas counted.
+        pools: those that change.
+    """
     evidence, minor = major(heard.windows)
     weight = state.weight / 100 if state.step != SHADOW_STEP else None
-    found = judge(rules.gates, evidence, heard.since, now, _judged_steps(rules, state), weight=weight)
-    return _said(state, heard.since, found, minor, heard.trouble, now)
+    counted = counted or Counted(heard.since)
+    beside = [Question(rules.replica_gates, pools_of(counted.windows, pools))] if rules.replica_gates else []
+    steps = _judged_steps(rules, state)
+    found = judge(rules.gates, evidence, heard.since, now, steps, weight=weight, beside=beside)
+    trouble = "; ".join(one for one in (heard.trouble, counted.trouble) if one)
+    return _said(state, heard.since, found, minor, trouble, now)
 
 
 def judgement_of_answers(rules: Rules, state: State, compared: Compared, now: float) -> Judgement:
@@ -220,6 +266,17 @@ def _said(state: State, since: float, found: Judged, minor: Sequence[str], troub
     return Judgement(
         state.candidate, state.generation, state.step, since, found.verdict, "; ".join(words), now, found.findings
     )
+
+
+def _pods_of(seen: Seen, stand: Stand) -> dict[str, tuple[list[JsonObject], list[JsonObject]]]:
+    """Ready replicas of base and candidate, of each pool that changes."""
+
+    def ready(pool_hash: str) -> list[JsonObject]:
+        names = {pod.name for pod in seen.observed.pods_of(pool_hash) if pod.ready and not pod.terminating}
+        return [pod for pod in seen.pods if pod["metadata"]["name"] in names]
+
+    old = {pool.name: pool.hash for pool in stand.base.pools}
+    return {pool.name: (ready(old.get(pool.name, "")), ready(pool.hash)) for pool in stand.changed}
 
 
 def _is_staged(service: JsonObject) -> bool:

@@ -10,6 +10,7 @@ from paceline_crds.rollout import (
     DEFAULT_HOLD,
     DEFAULT_MAX_DURATION,
     OUTPUT_SIGNALS,
+    REPLICA_SIGNALS,
     GateSpec,
     OnBreach,
     OnNotKnown,
@@ -26,9 +27,14 @@ from .asked import Order, Policy, Step
 
 DEFAULT_STEPS = (StepSpec(weight=5, replicas=1), StepSpec(weight=25, hold="30m"), StepSpec(weight=100))
 
-WARM_UP = 60.0
+WARM_UP, HEAT_UP = 60.0, 600.0
+"""Seconds of a step that are left out: replicas warm up in a minute, their prefix caches fill in ten."""
+
 FEW, MANY = 200, 500
 """Requests before a gate says anything; a P99 of fewer than the second is made of a handful of them."""
+
+FEWEST_MINUTES = 20
+"""In which throughput was compared."""
 
 GATES = (
     (Signal.TTFT_P50, 10),
@@ -46,6 +52,7 @@ OUTPUT_GATES = (
     (Signal.TRUNCATED, 3),
 )
 OUTPUTS = frozenset(Signal(signal.value) for signal in OUTPUT_SIGNALS)
+OF_REPLICAS = frozenset(Signal(signal.value) for signal in REPLICA_SIGNALS)
 FEW_REPLAYS = 50
 """Greedy answers before their differences say anything: only a share of the requests is asked again."""
 DEFAULT_SHADOW_DURATION = "30m"
@@ -59,7 +66,8 @@ class Rules:
     """How a new revision is rolled out, and judged.
 
     Attributes:
-        gates: of the steps.
+        gates: of the steps, on what routers measure.
+        replica_gates: of the steps, on what replicas count.
         order: a person's; a Pin is none.
         output_gates: of the shadow step.
         shadow: whole percent of the requests that are copied in it; 0 where there is none.
@@ -68,6 +76,7 @@ class Rules:
 
     policy: Policy
     gates: tuple[Gate, ...]
+    replica_gates: tuple[Gate, ...] = ()
     paused: bool = False
     order: Order | None = None
     output_gates: tuple[Gate, ...] = ()
@@ -100,7 +109,8 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
     shadow = spec.shadow
     return Rules(
         policy,
-        of_steps,
+        tuple(gate for gate in of_steps if gate.signal not in OF_REPLICAS),
+        tuple(gate for gate in of_steps if gate.signal in OF_REPLICAS),
         bool(spec.paused),
         _order(spec),
         output_gates=tuple(_of_pairs(shadow, of_outputs)) if shadow is not None else (),
@@ -131,7 +141,8 @@ def _step(spec: StepSpec) -> Step:
 
 def _gate(spec: GateSpec) -> Gate:
     signal = Signal(spec.signal.value)
-    warm_up = WARM_UP if spec.warm_up is None else parse_duration(spec.warm_up)
+    usual = HEAT_UP if signal is Signal.HIT_RATE else WARM_UP
+    warm_up = usual if spec.warm_up is None else parse_duration(spec.warm_up)
     return Gate(signal, float(spec.max_regression_percent), spec.min_samples or _least(signal), warm_up)
 
 
@@ -141,6 +152,8 @@ def _default_gates(objectives: bool) -> tuple[Gate, ...]:
 
 
 def _least(signal: Signal) -> int:
+    if signal is Signal.THROUGHPUT:
+        return FEWEST_MINUTES
     return MANY if QUANTILES.get(signal, ("", 0.0))[1] > 0.95 else FEW
 
 

@@ -177,9 +177,15 @@ def hear(
 
 @dataclass(slots=True)
 class Replicas:
-    """Asks pods for their metrics, so many at a time over all services."""
+    """Asks pods for their metrics, so many at a time over all services.
+
+    Attributes:
+        clock: when an answer came, by this.
+        read: what is wanted of a page.
+    """
 
     clock: Callable[[], float]
+    read: Callable[[str], Mapping[str, str]] = values_of
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_A_TIME))
 
     async def ask(self, pods: Iterable[JsonObject]) -> dict[str, tuple[float, Mapping[str, str] | str]]:
@@ -197,7 +203,7 @@ class Replicas:
                 answer = await ask(address, port_of(pod), METRICS_PATH, {"accept": "text/plain"}, MAX_BODY)
             if answer.status != 200:
                 return self.clock(), f"it answered {answer.status}"
-            return self.clock(), values_of(answer.body.decode())
+            return self.clock(), self.read(answer.body.decode())
         except TimeoutError:
             return self.clock(), f"it did not answer within {ASK_TIMEOUT:g} s"
         except (OSError, ValueError) as exc:

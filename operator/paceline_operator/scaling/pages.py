@@ -7,7 +7,7 @@ fleet is asked every few seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,16 +27,19 @@ COUNTERS = (
     metrics.RUNTIME_STEP_PHASE.name,
 )
 WANTED = (*GAUGES, *COUNTERS)
-STARTS = tuple(f"{name}{after}" for name in WANTED for after in ("{", " "))
 
 
-def values_of(page: str) -> Mapping[str, str]:
+def values_of(page: str, wanted: Sequence[str] = WANTED) -> Mapping[str, str]:
     """By name, the sum over a page's series of it, as text; one that is no count stands for all. Absent: not there.
+
+    Args:
+        wanted: names of samples.
 
     Raises:
         ValueError: a wanted line is not of the format.
     """
-    lines = "\n".join(line for line in page.splitlines() if line.startswith(STARTS))
+    starts = tuple(f"{name}{after}" for name in wanted for after in ("{", " "))
+    lines = "\n".join(line for line in page.splitlines() if line.startswith(starts))
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(lines + "\n"):
         for one in family.samples:
