@@ -283,6 +283,8 @@ def test_events_are_counted_however_they_are_cut(events: list[bytes], cuts: list
         (b'{"usage":{"prompt_tokens":8,"completion_tokens":1,"total_tokens":9}}', (8, 1)),
         (b'{"usage": {"completion_tokens" : 1, "prompt_tokens" : 8}}', (8, 1)),
         (b'{"usage":{"prompt_tokens_details":{"cached_tokens":3},"prompt_tokens":8,"completion_tokens":0}}', (8, 0)),
+        # A comment of a stream: our replicas tell a router so, where the client did not ask.
+        (b': {"usage":{"prompt_tokens":8,"completion_tokens":2,"total_tokens":10}}\n\ndata: [DONE]\n\n', (8, 2)),
         (b'{"usage":null}', None),
         (b'{"usage":{"prompt_tokens":8}}', None),
         (b'{"usage":{"prompt_tokens":8.5,"completion_tokens":1}}', None),

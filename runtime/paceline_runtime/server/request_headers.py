@@ -43,6 +43,7 @@ class RequestContext:
         prompt_version: of the application's prompt, for metrics.
         priority: lower is sooner; `None` where it was not said.
         timing: whether the answer shall say how long it took inside: who asks is told, and a router always.
+        routed: a router sent it.
         fault: why the request must be refused.
     """
 
@@ -53,6 +54,7 @@ class RequestContext:
     prompt_version: str = ""
     priority: int | None = None
     timing: bool = False
+    routed: bool = False
     fault: ApiError | None = None
 
 
@@ -85,6 +87,7 @@ def read(raw: Iterable[tuple[bytes, bytes]]) -> RequestContext:
     except ApiError as error:
         priority = deadline = None
         fault = fault or error
+    routed = headers.INTERNAL_REQUEST_ID in found
     return RequestContext(
         request_id,
         deadline_seconds=deadline,
@@ -92,7 +95,8 @@ def read(raw: Iterable[tuple[bytes, bytes]]) -> RequestContext:
         session=found.get(headers.SESSION, ""),
         prompt_version=found.get(headers.PROMPT_VERSION, ""),
         priority=priority,
-        timing=found.get(headers.EXPLAIN) == "1" or headers.INTERNAL_REQUEST_ID in found,
+        timing=found.get(headers.EXPLAIN) == "1" or routed,
+        routed=routed,
         fault=fault,
     )
 

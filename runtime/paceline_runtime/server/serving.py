@@ -21,7 +21,7 @@ from .openai_models import Usage
 from .replica import Replica
 from .request_headers import RequestContext
 from .shape import Shape
-from .sse import DONE, EventStream, event
+from .sse import DONE, EventStream, comment, event
 from .submission import Caller, EngineGone, RequestRejected, SlowReader
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class _Run:
     ) -> None:
         self._param = param
         self._timing = context.timing
+        self._routed = context.routed
         self._wanted = wanted
         self._shape = shape
         self._metrics = replica.metrics
@@ -217,8 +218,7 @@ class _Run:
                 if pieces:
                     yield pieces
             reason = self.reason
-            closing = self._shape.usage(self.usage) if self._wanted.include_usage else b""
-            yield closing + DONE
+            yield self._closing() + DONE
         except ClientGone:
             pass  # nobody is left to tell; `over` counts it
         except Exception as error:
@@ -229,6 +229,12 @@ class _Run:
             yield event(self.as_api_error(error).body())
         finally:
             self.over(reason, message)
+
+    def _closing(self) -> bytes:
+        """How many tokens it was: for the client if it asks for that, and else for the router that has to know."""
+        if self._wanted.include_usage:
+            return self._shape.usage(self.usage)
+        return comment({"usage": self.usage}) if self._routed else b""
 
     # --- the end ---
 

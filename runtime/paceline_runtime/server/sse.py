@@ -23,6 +23,11 @@ def event(body: msgspec.Struct | bytes) -> bytes:
     return b"data: " + (body if isinstance(body, bytes) else msgspec.json.encode(body)) + b"\n\n"
 
 
+def comment(body: msgspec.Struct | Mapping[str, msgspec.Struct]) -> bytes:
+    """A line that clients of server-sent events pass over; for who reads the bytes on their way."""
+    return b": " + msgspec.json.encode(body) + b"\n\n"
+
+
 class EventStream(Response):
     """Sends the pieces of an iterator as they come; the first one is already there when the answer starts.
 

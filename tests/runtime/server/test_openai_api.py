@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai_wire import ANSWER, MESSAGES, Strict, Usage, chat, error_of, events
 
+from paceline_router.wire.usage import usage_of
 from paceline_runtime.messages import AddRequest, RejectCode, Rejected
 from paceline_runtime.server.other_fields import LABELS, NEUTRAL
 from paceline_runtime.server.request_models import ChatRequest, CompletionRequest
@@ -101,6 +102,31 @@ async def test_usage_is_sent_only_to_those_who_ask(front_end: Any, options: Any)
         response = await front.http.post("/v1/chat/completions", json=chat(stream=True, stream_options=options))
         for item in events(response.text)[:-1]:
             assert len(Chunk.model_validate_json(item).choices) == 1
+
+
+async def test_a_router_is_told_the_tokens_of_every_stream_in_a_line_that_clients_pass_over(front_end: Any) -> None:
+    routed = {"x-paceline-request-id": "r-1"}
+    async with front_end() as front:
+
+        async def stream(headers: dict[str, str], **more: Any) -> str:
+            body = chat(stream=True, **more)
+            return str((await front.http.post("/v1/chat/completions", json=body, headers=headers)).text)
+
+        told, alone = await stream(routed), await stream({})
+        *rest, said, done, _ = told.split("\n\n")
+        assert done == "data: [DONE]"
+        assert said.startswith(": {")
+        made = len(front.core.encode(ANSWER)) + 1
+        prompt = len(front.core.requests[0].prompt_token_ids)
+        assert usage_of(told.encode()) == (prompt, made)
+        assert all(block.startswith("data: ") for block in rest)
+        assert usage_of(alone.encode()) is None
+        asked = await stream(routed, stream_options={"include_usage": True})
+        assert asked.count('"completion_tokens"') == 1
+        text = ""
+        async for chunk in await front.sdk.chat.completions.create(**chat(stream=True), extra_headers=routed):
+            text += chunk.choices[0].delta.content or ""
+        assert text == ANSWER
 
 
 async def test_the_usage_event_has_no_choices_and_comes_once_before_done(front_end: Any) -> None:
