@@ -30,7 +30,7 @@ ACT_SECONDS = 1200.0
 CLIENTS = 3
 PAUSE_SECONDS = 0.4
 PREAMBLE = "You are the clerk of a small museum who answers in a few words, and never twice the same way. " * 12
-"""Long enough that how prompts are computed shows in the time to the first token."""
+"""Long enough that the time to the first token shows whether a replica remembers it."""
 
 RECORDER = ("--set", "recorder.enabled=true", "--set", "recorder.replayPercent=100")
 
@@ -55,13 +55,13 @@ def acts(wrong: Path) -> list[Act]:
     return [
         Act("a good change: room for 16 sequences instead of 8", {"runtime": {"maxNumSeqs": 16}}, True),
         Act(
-            "a slow change: prompts computed 16 tokens at a time",
-            {"runtime": {"maxBatchedTokens": 16, "prefillChunkTokens": 16}},
+            "a slow change: nothing is kept of earlier prompts, and each is computed 16 tokens at a time",
+            {"runtime": {"prefixCaching": {"enabled": False}, "prefillChunkTokens": 16}},
             False,
         ),
         Act(
             "a wrong change: a model file that was damaged on its way",
-            {"model": {"source": wrong.as_uri()}, "runtime": {"maxBatchedTokens": None, "prefillChunkTokens": None}},
+            {"model": {"source": wrong.as_uri()}, "runtime": {"prefixCaching": None, "prefillChunkTokens": None}},
             False,
         ),
         Act("the spec as it was, so that it asks for what serves", {"model": usual}, True),
@@ -98,8 +98,7 @@ class Asking:
             number = next(self._numbers)
             self.sent += 1
             try:
-                # The number comes first, so that no cached prefix hides how long a prompt takes.
-                question = f"Visitor {number}. {PREAMBLE} What is in room {number % 7}?"
+                question = f"{PREAMBLE} Visitor {number} asks what is in room {number % 7}."
                 if not any(list(ask(f"{self.url}/v1", self.model, question, max_tokens=12))):
                     raise DemoError("an answer without words")
                 self.answered += 1
