@@ -6,6 +6,7 @@ import logging
 import time
 
 from paceline_crds.conditions import Reason
+from paceline_crds.revision import RevisionRollout
 from paceline_kube import ApiError, Conflict, JsonObject, Key, KubeClient, TooManyRequests
 
 from .actions import Plan, tidies
@@ -16,7 +17,7 @@ from .observed import Observed
 from .recorder import Recorder
 from .render import Desired
 from .rollout.state import State
-from .rollout.told import with_event, with_verdict
+from .rollout.told import untold, with_event, with_verdict
 from .startups import StartUps, recorded
 from .written import Written
 
@@ -92,6 +93,13 @@ class Actor:
         if samples:
             await record(self._client, self._written, key, observed, recorded(observed, samples))
 
+    async def catch_up(self, key: Key, observed: Observed, desired: Desired) -> bool:
+        """Keep the decision that a process took and did not live to keep; whether there was one."""
+        missing = untold(observed, desired.revision)
+        statuses = {name: {"rollout": _dumped(kept)} for name, kept in missing.items()}
+        await record(self._client, self._written, key, observed, statuses)
+        return bool(missing)
+
     async def chronicle(self, key: Key, observed: Observed, steps: Plan, stood: State) -> None:
         """Keep the decisions of a rollout, and its newest verdict, with the revision that they are about.
 
@@ -109,8 +117,7 @@ class Actor:
         if said is not None:
             kept = with_event(kept or view.rollout, said)
         if kept is not None:
-            status = {"rollout": kept.model_dump(mode="json", exclude_none=True)}
-            await record(self._client, self._written, key, observed, {view.name: status})
+            await record(self._client, self._written, key, observed, {view.name: {"rollout": _dumped(kept)}})
 
     def _lasts(self, error: ApiError, key: Key) -> bool:
         """Whether an error that mostly passes has kept a service up for so long that people have to know."""
@@ -121,3 +128,7 @@ class Actor:
     def _has_lasted(self, key: Key) -> bool:
         now = time.monotonic()
         return now - self._failing.setdefault(key, now) > LASTING_SECONDS
+
+
+def _dumped(kept: RevisionRollout) -> JsonObject:
+    return kept.model_dump(mode="json", exclude_none=True)

