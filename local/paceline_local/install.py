@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import json
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,6 +25,8 @@ from paceline_local.progress import INTERVAL_SECONDS, Progress, Waiting, silent,
 from paceline_local.status import pod_is_ready, pod_words
 
 RELEASE = "paceline"
+RULES = "paceline.rules.yaml"
+"""Of the chart's ConfigMap of alerts the key, and the file that Prometheus reads."""
 NAMESPACE = NAMESPACES["Paceline"]
 HELM_TIMEOUT_SECONDS = 180
 HELM_GRACE_SECONDS = 10.0
@@ -148,27 +151,42 @@ def _await_service(cluster: Cluster, service: str, port: str, progress: Progress
     )
 
 
-def prometheus_manifest(server: str) -> str:
-    """The manifest of Prometheus for a cluster whose API server is at `server`, as a multi-document YAML text."""
+def alert_rules(cluster: Cluster) -> str | None:
+    """The alerting rules as the chart put them into the cluster; None where it did not (`monitoring.alerts=false`)."""
+    found = cluster.kubectl("get", "configmap", "paceline-alerts", "-n", NAMESPACE, "--ignore-not-found", "-o", "json")
+    return str(json.loads(found)["data"][RULES]) if found.strip() else None
+
+
+def prometheus_manifest(server: str, rules: str | None = None) -> str:
+    """The manifest of Prometheus, as a multi-document YAML text.
+
+    Args:
+        server: URL of the cluster's API server.
+        rules: text of a file of rules, if there are any.
+    """
     text = (Path(__file__).parent / "manifests" / "prometheus.yaml").read_text()
     documents = [document for document in yaml.safe_load_all(text) if document]
     config = yaml.safe_load((Path(__file__).parent / "manifests" / "prometheus-config.yaml").read_text())
     for job in config["scrape_configs"]:
         for discovery in job["kubernetes_sd_configs"]:
             discovery["api_server"] = server
+    if rules is not None:
+        config["rule_files"] = [RULES]
     rendered = yaml.safe_dump(config, sort_keys=False)
     for document in documents:
         if document["kind"] == "ConfigMap":
-            document["data"] = {"prometheus.yml": rendered}
+            document["data"] = {"prometheus.yml": rendered} | ({} if rules is None else {RULES: rules})
         if document["kind"] == "Deployment":
             # Prometheus reads its configuration at its start, so another configuration has to be another pod.
-            checksum = hashlib.sha256(rendered.encode()).hexdigest()[:16]
+            checksum = hashlib.sha256(f"{rendered}{rules}".encode()).hexdigest()[:16]
             document["spec"]["template"]["metadata"]["annotations"] = {"paceline.io/config-checksum": checksum}
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 
 def install_prometheus(cluster: Cluster, progress: Progress = silent) -> None:
-    """Run Prometheus as a pod that scrapes every container port named `metrics`, and wait until it is ready.
+    """Run Prometheus as a pod that scrapes every container port named `metrics`, with the chart's alerts.
+
+    Returns once it is ready. It has the alerts as they were then: another `up` brings it what the chart has later.
 
     Raises:
         InstallError: It does not become ready.
@@ -177,7 +195,7 @@ def install_prometheus(cluster: Cluster, progress: Progress = silent) -> None:
     build.ensure_built(build.PROMETHEUS, progress)
     progress("starting Prometheus")
     namespace, name = PROMETHEUS_SERVICE.split("/")
-    cluster.apply(prometheus_manifest(cluster.server))
+    cluster.apply(prometheus_manifest(cluster.server, alert_rules(cluster)))
     say = Waiting(progress)
     for waited in ticks(HELM_TIMEOUT_SECONDS, 0.3):
         deployment = cluster.get("deployment", name, "--namespace", namespace)

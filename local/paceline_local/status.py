@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline_local import parts, processes
+from paceline_local.alerts import FiringAlert, firing
 from paceline_local.cluster import NAMESPACES, Cluster
 from paceline_local.errors import UnreachableError
 from paceline_local.parts import Part
@@ -58,10 +59,12 @@ class Status:
     """Pods of Paceline, and of Prometheus; none in a bare cluster."""
     pods_problem: str = ""
     """Why the pods are not known, or not there although they should be."""
+    alerts: tuple[FiringAlert, ...] | None = None
+    """Those that fire; None where that is not known: without Prometheus, or where it does not answer."""
 
     @property
     def works(self) -> bool:
-        """Whether every part runs and answers, and every pod of Paceline is ready."""
+        """Whether every part runs and answers, and every pod of Paceline is ready. Alerts are about what runs in it."""
         ready = all(pod.ready for pod in self.pods) and not self.pods_problem
         return ready and all(part.state == "running" for part in self.parts)
 
@@ -178,7 +181,7 @@ def status_of(instance: Instance, record: InstanceRecord) -> Status:
         else:
             problem = answer_of(probes[name], anonymous, admin)
         found.append(_running(instance, part, problem))
-    return Status(cluster, tuple(found), *_pods(record, admin, cluster.server))
+    return Status(cluster, tuple(found), *_pods(record, admin, cluster.server), alerts=_alerts(cluster))
 
 
 def _unasked(instance: Instance, name: str, running: dict[str, PartRecord]) -> PartStatus:
@@ -219,6 +222,14 @@ def _pods(record: InstanceRecord, admin: Client, server: str) -> tuple[tuple[Pod
             missing.append(f"{title} is not installed: there is no pod in {namespace}")
         found += pods
     return tuple(found), "; ".join(missing)
+
+
+def _alerts(cluster: Cluster) -> tuple[FiringAlert, ...] | None:
+    url = cluster.prometheus_url
+    try:
+        return None if url is None else firing(url)
+    except UnreachableError:
+        return None
 
 
 def _parts_for_probing(instance: Instance, record: InstanceRecord) -> list[Part]:

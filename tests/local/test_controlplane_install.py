@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ def test_another_configuration_is_another_pod() -> None:
 
     assert checksum("https://127.64.0.1:6443") == checksum("https://127.64.0.1:6443")
     assert checksum("https://127.64.0.1:6443") != checksum("https://127.65.0.1:6443")
+
+
+def test_the_charts_alerts_are_a_file_of_prometheus_and_other_ones_another_pod() -> None:
+    def with_rules(rules: str | None) -> dict[str, dict[str, Any]]:
+        text = install.prometheus_manifest("https://127.64.0.1:6443", rules)
+        return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+    some, others, none = (with_rules(rules) for rules in ("groups: []", "groups: [{}]", None))
+    config = yaml.safe_load(some["ConfigMap"]["data"]["prometheus.yml"])
+    (file,) = config["rule_files"]
+    assert some["ConfigMap"]["data"][file] == "groups: []"
+    assert "rule_files" not in yaml.safe_load(none["ConfigMap"]["data"]["prometheus.yml"])
+    sums = {json.dumps(one["Deployment"]["spec"]["template"]["metadata"]) for one in (some, others, none)}
+    assert len(sums) == 3
 
 
 def test_prometheus_may_read_pods_and_nothing_else() -> None:

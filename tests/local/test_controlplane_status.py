@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline_local.alerts import firing, read
 from paceline_local.cluster import Cluster
+from paceline_local.errors import UnreachableError
 from paceline_local.state import Instance, InstanceRecord, Ports, Shape
 from paceline_local.status import PartStatus, PodStatus, Status, log_tail, pod_words, ready_problem, status_of
 
@@ -85,6 +88,32 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert log_tail(log, 3) == ("line 99997", "line 99998", "line 99999")
     log.write_bytes(b"\xff not text\n")
     assert log_tail(log) == ("\N{REPLACEMENT CHARACTER} not text",)
+
+
+def alert(name: str, state: str, severity: str) -> dict[str, Any]:
+    return {
+        "labels": {"alertname": name, "severity": severity, "service": "chat"},
+        "annotations": {"summary": f"demo/chat: {name}", "runbook_url": f"docs/runbooks/{name}.md"},
+        "state": state,
+        "activeAt": "2030-01-01T00:00:00Z",
+    }
+
+
+def test_alerts_that_fire_are_told_those_that_wake_somebody_first() -> None:
+    told = [alert("A", "firing", "warning"), alert("B", "pending", "critical"), alert("C", "firing", "critical")]
+    found = read({"data": {"alerts": told}})
+    assert [(one.name, one.summary, one.runbook) for one in found] == [
+        ("C", "demo/chat: C", "docs/runbooks/C.md"),
+        ("A", "demo/chat: A", "docs/runbooks/A.md"),
+    ]
+    assert read({"data": {"alerts": []}}) == ()
+
+
+def test_a_prometheus_that_does_not_answer_is_no_silence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(UnreachableError):
+        firing(f"http://127.0.0.1:{port}")
 
 
 def test_an_instance_without_certificates_has_a_status_all_the_same(tmp_path: Path) -> None:
