@@ -53,6 +53,7 @@ class GateSignal(enum.StrEnum):
     THROUGHPUT = "Throughput"
     PREEMPTIONS = "Preemptions"
     HIT_RATE = "HitRate"
+    OUTPUT_CANARY = "OutputCanary"
     OUTPUT_DIFFERENCE = "OutputDifference"
     LENGTH_P50 = "LengthP50"
     LENGTH_P90 = "LengthP90"
@@ -195,9 +196,10 @@ class GateSpec(Model):
             description="Percentiles of time to first token and of time per token, and shares of requests: ErrorRate, "
             "Cancelled (the client left) and Goodput (within spec.slo). From replicas' counters, by pool: Throughput "
             "(answer tokens per second, as if all requests had come to this revision), Preemptions (of requests) and "
-            "HitRate (prompt tokens from the prefix cache). Of answers to copied requests, in the shadow "
-            "step: OutputDifference (greedy ones), LengthP50, LengthP90, Refusals, JSONInvalid, ToolCallsInvalid, "
-            "Truncated. ErrorRate is looked at in both."
+            "HitRate (prompt tokens from the prefix cache). OutputCanary: every replica of the new revision gives the "
+            "recorded answer to the fixed question (without this gate only a wrong answer counts, as worse). "
+            "Of answers to copied requests, in the shadow step: OutputDifference (greedy ones), LengthP50, "
+            "LengthP90, Refusals, JSONInvalid, ToolCallsInvalid, Truncated. ErrorRate is looked at in both."
         ),
     ]
     max_regression_percent: Annotated[
@@ -225,6 +227,12 @@ class GateSpec(Model):
 
 
 GATE_RULES = (
+    rule(
+        "self.signal != 'OutputCanary' || (self.maxRegressionPercent == 0 && !has(self.minSamples) && "
+        "!has(self.warmUp))",
+        "an answer is the recorded one or it is not: write {signal: OutputCanary, maxRegressionPercent: 0} and no more",
+        field_path=".maxRegressionPercent",
+    ),
     rule(
         "!['TTFT', 'TPOT', 'Length'].exists(s, self.signal.startsWith(s)) || "
         f"self.maxRegressionPercent >= {QUANTILE_MARGIN_PERCENT}",

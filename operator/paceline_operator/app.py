@@ -179,6 +179,7 @@ class Operator:
             changed=self.queue.add,
             clock=time.time,
             interval=settings.rollout_seconds,
+            outputs=lambda key: self.canary.of(key),
             active=self.election.leading.is_set,
         )
         self.canary = CanaryKeeper(

@@ -191,6 +191,7 @@ def judge(
     alpha: float = ALPHA,
     weight: float | None = None,
     beside: Sequence[Question] = (),
+    remarks: Sequence[tuple[str, Said]] = (),
 ) -> Judged:
     """The verdict of one step.
 
@@ -204,6 +205,7 @@ def judge(
         weight: the candidate's share of requests (0 to 1) that routers were asked for; where they did another thing,
             nothing passes. None where it gets copies only.
         beside: what was measured elsewhere; it shares `alpha` with the rest.
+        remarks: what others say, by place; they count like gates, and are in no findings.
     """
     questions = (Question(gates, evidence), *beside)
     part = alpha / max(1, sum(len(one.gates) * len(one.evidence) for one in questions) * steps)
@@ -213,7 +215,7 @@ def judge(
         for place, windows in one.evidence.items()
         for gate in one.gates
     )
-    verdict, message = decided(findings)
+    verdict, message = decided((*findings, *remarks))
     lacking = [gate.signal for one in questions if not one.evidence for gate in one.gates]
     if verdict is Verdict.PASS and lacking:
         verdict, message = Verdict.NOT_KNOWN, f"there is no data of {', '.join(lacking)}"

@@ -8,7 +8,7 @@ from typing import Any
 from paceline_crds.sketch import SCALE, Sketch
 from paceline_operator.rollout.asked import Policy, Step
 from paceline_operator.rollout.gathering import ANCHOR_SECONDS, MOST_WINDOWS, Heard, hear, major
-from paceline_operator.rollout.keeper import judgement
+from paceline_operator.rollout.judging import judgement
 from paceline_operator.rollout.rules import Rules
 from paceline_operator.rollout.state import Phase, State
 from paceline_shadow_traffic.evidence import Seen, Signal, Window

@@ -6,7 +6,7 @@ import pytest
 
 from paceline_operator.rollout.asked import Policy, Step
 from paceline_operator.rollout.gathering import Heard
-from paceline_operator.rollout.keeper import judgement
+from paceline_operator.rollout.judging import judgement
 from paceline_operator.rollout.replicas import COUNTERS, LONGEST_SECONDS, Counted, count, wanted
 from paceline_operator.rollout.rules import Rules
 from paceline_operator.rollout.state import Phase, State

@@ -94,6 +94,12 @@ def test_gates_on_what_replicas_count_have_their_own_times() -> None:
     )
 
 
+def test_the_output_canary_is_a_gate_without_a_margin_and_may_be_the_only_one() -> None:
+    assert not rules().canary
+    only = rules(gates=[{"signal": "OutputCanary", "maxRegressionPercent": 0}])
+    assert (only.canary, only.gates, only.replica_gates) == (True, (), ())
+
+
 def test_steps_that_do_not_rise_are_refused_with_what_to_write() -> None:
     with pytest.raises(ValueError, match="write rising ones"):
         rules(steps=[{"weight": 50}, {"weight": 20}, {"weight": 100}])

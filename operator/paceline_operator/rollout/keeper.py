@@ -13,19 +13,22 @@ from urllib.parse import quote
 
 from paceline_crds.rollout import RolloutStrategy
 from paceline_kube import JsonObject, Key, key_of
+from paceline_operator.canary.judge import Outcome
 from paceline_operator.rounds import come_round
 from paceline_operator.scaling.direct import Replicas
 from paceline_operator.scaling.keeper import Seen
 from paceline_shadow_traffic.comparisons_page import PATH
-from paceline_shadow_traffic.verdict import Judged, Question, judge
+from paceline_shadow_traffic.verdict import Remark
 
 from .asked import Judgement
 from .comparing import Compared, compare
-from .gathering import ANCHOR_SECONDS, Heard, hear, major
-from .replicas import Counted, count, pools_of, wanted
+from .gathering import ANCHOR_SECONDS, Heard, hear
+from .judging import judgement, judgement_of_answers
+from .outputs import canaried
+from .replicas import Counted, count, wanted
 from .rules import Rules
 from .staging import Stand, stand_of
-from .state import SHADOW_STEP, Phase, State
+from .state import Phase, State
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class RolloutKeeper:
         changed: Callable[[Key], None],
         clock: Callable[[], float],
         interval: float = INTERVAL_SECONDS,
+        outputs: Callable[[Key], Mapping[str, Outcome] | None] = lambda _: None,
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -98,6 +102,7 @@ class RolloutKeeper:
             changed: told of each service of which something else is known than before.
             clock: seconds since the epoch.
             interval: seconds between two looks.
+            outputs: what is known of the answers of a service's replicas to the fixed question.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -108,6 +113,7 @@ class RolloutKeeper:
         self._changed = changed
         self._clock = clock
         self._interval = interval
+        self._outputs = outputs
         self._active = active
         self._replicas = Replicas(clock, wanted)
         self._watched: dict[Key, _Watched] = {}
@@ -179,22 +185,32 @@ class RolloutKeeper:
         if state.shadows:
             said = await self._of_answers(watched, name, state, due.rules)
         else:
-            said = await self._of_samples(watched, name, due)
+            said = await self._of_samples(watched, key, due)
         before, watched.judgement = watched.judgement, said
         known = None if before is None else (before.verdict, before.step)
         if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
             watched.told = now
             self._changed(key)
 
-    async def _of_samples(self, watched: _Watched, name: str, due: _Due) -> Judgement:
+    async def _of_samples(self, watched: _Watched, key: Key, due: _Due) -> Judgement:
         """What both revisions did with their requests, by every router, and by their replicas where a gate asks."""
-        state, rules = due.state, due.rules
+        state, rules, name = due.state, due.rules, "/".join(key)
         path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
         pages, said = await asyncio.gather(self._answers(path), self._counters(due))
         now = self._clock()
         watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
         watched.counted = count(watched.counted, said, now)
-        return judgement(rules, state, watched.heard, now, watched.counted, tuple(due.pods))
+        remarks = self._remarks(key, due)
+        return judgement(rules, state, watched.heard, now, watched.counted, tuple(due.pods), remarks)
+
+    def _remarks(self, key: Key, due: _Due) -> tuple[tuple[str, Remark], ...]:
+        """What others than routers and replicas' counters have to say, by place."""
+        outcomes, found = self._outputs(key), []
+        for pool, sides in due.pods.items():
+            base, candidate = ({str(pod["metadata"]["name"]) for pod in side} for side in sides)
+            if (said := canaried(outcomes, base, candidate, due.rules.canary)) is not None:
+                found.append((pool, said))
+        return tuple(found)
 
     async def _counters(self, due: _Due) -> dict[str, tuple[Counters, Counters]]:
         """What the replicas of each pool that changes have counted; nothing where no gate is about that."""
@@ -225,47 +241,6 @@ class RolloutKeeper:
 
     def _page_url(self, name: str, since: float, until: float) -> str:
         return f"{self._recorder}{PATH}?since={since:.3f}&until={until:.3f}&service={quote(name, safe='')}"
-
-
-def judgement(
-    rules: Rules, state: State, heard: Heard, now: float, counted: Counted | None = None, pools: Iterable[str] = ()
-) -> Judgement:
-    """The verdict on a step, of what was heard of it. Pure.
-
-    Args:
-        counted: what replicas counted.
-        pools: those that change.
-    """
-    evidence, minor = major(heard.windows)
-    weight = state.weight / 100 if state.step != SHADOW_STEP else None
-    counted = counted or Counted(heard.since)
-    beside = [Question(rules.replica_gates, pools_of(counted.windows, pools))] if rules.replica_gates else []
-    steps = _judged_steps(rules, state)
-    found = judge(rules.gates, evidence, heard.since, now, steps, weight=weight, beside=beside)
-    trouble = "; ".join(one for one in (heard.trouble, counted.trouble) if one)
-    return _said(state, heard.since, found, minor, trouble, now)
-
-
-def judgement_of_answers(rules: Rules, state: State, compared: Compared, now: float) -> Judgement:
-    """The verdict on the shadow step, of what a recorder said of it. Pure."""
-    evidence, minor = major(compared.windows)
-    found = judge(rules.output_gates, evidence, compared.since, now, _judged_steps(rules, state))
-    return _said(state, compared.since, found, minor, compared.trouble, now)
-
-
-def _judged_steps(rules: Rules, state: State) -> int:
-    return sum(step.weight < 100 for step in state.steps) + (rules.policy.shadow is not None)
-
-
-def _said(state: State, since: float, found: Judged, minor: Sequence[str], trouble: str, now: float) -> Judgement:
-    words = [found.message]
-    if minor:
-        words.append(f"left out for few requests: {', '.join(minor)}")
-    if trouble:
-        words.append(f"the last look: {trouble}")
-    return Judgement(
-        state.candidate, state.generation, state.step, since, found.verdict, "; ".join(words), now, found.findings
-    )
 
 
 def _pods_of(seen: Seen, stand: Stand) -> dict[str, tuple[list[JsonObject], list[JsonObject]]]:

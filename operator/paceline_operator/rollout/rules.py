@@ -11,6 +11,7 @@ from paceline_crds.rollout import (
     DEFAULT_MAX_DURATION,
     OUTPUT_SIGNALS,
     REPLICA_SIGNALS,
+    GateSignal,
     GateSpec,
     OnBreach,
     OnNotKnown,
@@ -68,6 +69,7 @@ class Rules:
     Attributes:
         gates: of the steps, on what routers measure.
         replica_gates: of the steps, on what replicas count.
+        canary: whether what the output canary does not know counts; a wrong answer counts always.
         order: a person's; a Pin is none.
         output_gates: of the shadow step.
         shadow: whole percent of the requests that are copied in it; 0 where there is none.
@@ -77,6 +79,7 @@ class Rules:
     policy: Policy
     gates: tuple[Gate, ...]
     replica_gates: tuple[Gate, ...] = ()
+    canary: bool = False
     paused: bool = False
     order: Order | None = None
     output_gates: tuple[Gate, ...] = ()
@@ -101,8 +104,11 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
         on_not_known=spec.on_not_known or OnNotKnown.PAUSE,
         on_breach=spec.on_breach or OnBreach.ROLLBACK,
     )
-    given = [_gate(one) for one in spec.gates or ()]
-    of_steps = tuple(gate for gate in given if gate.signal not in OUTPUTS) or _default_gates(objectives)
+    canary = any(one.signal is GateSignal.OUTPUT_CANARY for one in spec.gates or ())
+    given = [_gate(one) for one in spec.gates or () if one.signal is not GateSignal.OUTPUT_CANARY]
+    of_steps = tuple(gate for gate in given if gate.signal not in OUTPUTS)
+    if not of_steps and not canary:
+        of_steps = _default_gates(objectives)
     of_outputs = [gate for gate in given if gate.signal in OUTPUTS]
     if of_outputs:
         of_outputs += [gate for gate in given if gate.signal is Signal.ERROR_RATE]
@@ -111,6 +117,7 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
         policy,
         tuple(gate for gate in of_steps if gate.signal not in OF_REPLICAS),
         tuple(gate for gate in of_steps if gate.signal in OF_REPLICAS),
+        canary,
         bool(spec.paused),
         _order(spec),
         output_gates=tuple(_of_pairs(shadow, of_outputs)) if shadow is not None else (),

@@ -163,7 +163,7 @@ def verdict_status(judgement: Judgement, state: State) -> VerdictStatus:
         gates=[
             GateStatus(
                 place=place,
-                signal=found.gate.signal.value,
+                signal=found.name,
                 outcome=found.outcome.value,
                 reason=found.reason,
                 message=found.message[:MESSAGE_CHARACTERS],
