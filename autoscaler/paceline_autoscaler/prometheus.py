@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline_crds import metrics
 
@@ -23,6 +23,12 @@ from .series import Asked, Series, gauge, highest, rate, to_number
 from .source import Pool
 
 LONGEST_REASON = 200
+
+LOOKBACK = 4.0
+"""Scrape intervals after which a series is not in the answer to an expression; Prometheus' own five minutes would let
+what is long gone look new."""
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -87,22 +93,30 @@ class PrometheusSource:
 
     async def signals(self, pool: Pool) -> Signals:
         """The signals of one pool now; all `Absent` where Prometheus cannot be asked."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, pool)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._ask(lambda client: self._read(client, pool), _all_absent)
+        )
 
-    def _ask(self, pool: Pool) -> Signals:
+    async def value(self, query: str) -> Sample:
+        """The one number that an expression gives now; `Absent`, with the reason, where it gives none or several."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._ask(lambda client: self._number(client, query), Absent)
+        )
+
+    def _ask(self, read: Callable[[Any], Read], absent: Callable[[str], Read]) -> Read:
         from prometheus_api_client import PrometheusApiClientException
         from requests import RequestException
 
         try:
             client = self._client()
             try:
-                return self._read(client, pool)
+                return read(client)
             finally:
                 client.close()
         except (RequestException, PrometheusApiClientException, OSError, ValueError, LookupError, TypeError) as error:
             # The last ones are answers of a form that is not Prometheus', as a proxy's.
             text = " ".join(str(error).split())[:LONGEST_REASON]
-            return _all_absent(f"Prometheus does not answer: {type(error).__name__}: {text}")
+            return absent(f"Prometheus does not answer: {type(error).__name__}: {text}")
 
     def _client(self) -> Any:
         from requests import Session
@@ -130,6 +144,18 @@ class PrometheusSource:
             timeout=access.timeout,
             method="POST",
         )
+
+    def _number(self, client: Any, query: str) -> Sample:
+        found = client.custom_query(query, params={"lookback_delta": f"{LOOKBACK * self._interval:g}s"})
+        if len(found) == 2 and not isinstance(found[0], Mapping):
+            at, text = found  # a scalar is one point without labels
+        elif len(found) != 1:
+            several = f"{len(found)} series where one number was asked for: write sum(...) or max(...) around it"
+            return Absent(several if found else "no series, or none that was scraped lately")
+        else:
+            at, text = found[0]["value"]
+        number = float(text)
+        return exactly(number, float(at)) if math.isfinite(number) else NotANumber(str(text))
 
     def _read(self, client: Any, pool: Pool) -> Signals:
         now = float(client.custom_query("time()")[1])

@@ -81,6 +81,13 @@ REPLICA_SIGNALS = frozenset({GateSignal.THROUGHPUT, GateSignal.PREEMPTIONS, Gate
 """Known by pool, from replicas' own counters."""
 
 
+DEFAULT_QUERY_HOLD = "2m"
+_NUMBER = rule(
+    r"self.matches('^-?[0-9]+(\\.[0-9]+)?$')",
+    'write a decimal number as text, for example "0.05"',
+)
+
+
 class OnNotKnown(enum.StrEnum):
     """What happens when a step's time is over and nothing is known."""
 
@@ -187,6 +194,54 @@ class ShadowSpec(Model):
     ] = None
 
 
+class QuerySpec(Model):
+    """A number of your own that has to stay within bounds, in PromQL."""
+
+    name: Annotated[
+        str,
+        text(
+            "What it is called in verdicts.",
+            rule("self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')", "write a name of a-z, 0-9 and -, for example cost"),
+            max_length=63,
+        ),
+    ]
+    query: Annotated[
+        str,
+        text(
+            "An expression that gives one number. $candidate and $base are the names of the revisions, $candidatePods "
+            "and $basePods regular expressions for the names of their pods, $namespace and $service the service's.",
+            rule(
+                "self.contains('$candidate')",
+                "it says nothing of the new revision: write $candidatePods where its pods belong, for example "
+                'sum(rate(my_errors_total{namespace="$namespace",pod=~"$candidatePods"}[2m])), or $candidate for its '
+                "name",
+            ),
+            max_length=4096,
+        ),
+    ]
+    min: Annotated[str | None, text("The least that is allowed, as text.", _NUMBER, max_length=32)] = None
+    max: Annotated[str | None, text("The most that is allowed, as text.", _NUMBER, max_length=32)] = None
+    hold_for: Annotated[
+        Duration | None,
+        Field(
+            description="How long it has to be out of bounds without a break to count as worse, and within them to "
+            f"pass. Default {DEFAULT_QUERY_HOLD}."
+        ),
+    ] = None
+    warm_up: Annotated[
+        Duration | None, Field(description="What is left out at the beginning of a step. Default 1m.")
+    ] = None
+
+
+QUERY_RULES = (
+    rule(
+        "has(self.min) || has(self.max)",
+        'nothing is out of bounds without one: write max or min, for example max: "0.05"',
+        field_path=".query",
+    ),
+)
+
+
 class GateSpec(Model):
     """What may not get worse."""
 
@@ -283,6 +338,16 @@ class RolloutSpec(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["signal"]},
         ),
     ] = None
+    queries: Annotated[
+        list[Annotated[QuerySpec, Field(json_schema_extra=rules(*QUERY_RULES))]] | None,
+        Field(
+            min_length=1,
+            max_length=8,
+            description="Numbers of your own from Prometheus (the chart's operator.prometheusURL) that have to stay "
+            "within bounds in every step, beside the gates.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = None
     on_not_known: Annotated[
         OnNotKnown | None,
         Field(
@@ -300,7 +365,7 @@ class RolloutSpec(Model):
     ] = None
 
 
-_CANARY_FIELDS = ("shadow", "steps", "gates", "onNotKnown", "onBreach", "paused")
+_CANARY_FIELDS = ("shadow", "steps", "gates", "queries", "onNotKnown", "onBreach", "paused")
 
 ROLLOUT_RULES = (
     rule(

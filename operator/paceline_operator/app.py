@@ -180,6 +180,7 @@ class Operator:
             clock=time.time,
             interval=settings.rollout_seconds,
             outputs=lambda key: self.canary.of(key),
+            prometheus=self._prometheus.value if self._prometheus is not None else None,
             active=self.election.leading.is_set,
         )
         self.canary = CanaryKeeper(

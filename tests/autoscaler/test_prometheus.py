@@ -21,7 +21,7 @@ from self_signed import certify
 from paceline_autoscaler.observed import Signals
 from paceline_autoscaler.prometheus import Access, PrometheusSource
 from paceline_autoscaler.queries import matchers
-from paceline_autoscaler.samples import Absent, NotANumber, Present
+from paceline_autoscaler.samples import Absent, NotANumber, Present, Sample
 from paceline_autoscaler.source import Pool
 from paceline_local.build import prometheus_binary
 
@@ -134,6 +134,19 @@ def test_signals_of_a_pool_and_what_breaks_them(tmp_path: Path) -> None:
         assert signals.wait_p99 == Absent("no series")
         assert isinstance(asyncio.run(source.signals(Pool("demo", "other", "default"))).waiting, Absent)
 
+        def number(query: str) -> Sample:
+            return asyncio.run(source.value(query))
+
+        assert isinstance(one := number('sum(vllm:num_requests_waiting{pod=~"a|b"})'), Present)
+        assert one.value == 7.0
+        assert isinstance(scalar := number("-2.5"), Present)
+        assert scalar.value == -2.5
+        assert isinstance(number("vllm:num_requests_waiting * 0 / 0"), Absent), "one of each pod"
+        assert isinstance(number("sum(vllm:num_requests_waiting) * 0 / 0"), NotANumber)
+        assert number("nothing_of_the_kind") == Absent("no series, or none that was scraped lately")
+        assert isinstance(wrong := number("sum("), Absent)
+        assert "parse error" in wrong.reason
+
         b.stop()
         partial = until(source, lambda now: isinstance(now.waiting, Present) and not now.waiting.complete)
         assert isinstance(partial.waiting, Present)
@@ -141,6 +154,11 @@ def test_signals_of_a_pool_and_what_breaks_them(tmp_path: Path) -> None:
         assert math.isinf(partial.waiting.high)
         assert isinstance(partial.running, Present)
         assert partial.running.high == 5.0 + 64.0
+
+        end = time.monotonic() + BOUND
+        while not isinstance(gone := number('vllm:num_requests_waiting{pod="b"}'), Absent):
+            assert time.monotonic() < end, gone
+            time.sleep(0.2)
 
         a.waiting = "NaN"
         until(source, lambda now: isinstance(now.waiting, NotANumber))

@@ -393,6 +393,30 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "write shadow as well",
     ),
     (
+        "an output canary with a margin",
+        {"rollout": {"strategy": "Canary", "gates": [{"signal": "OutputCanary", "maxRegressionPercent": 2}]}},
+        "spec.rollout.gates[0].maxRegressionPercent",
+        "maxRegressionPercent: 0 and no more",
+    ),
+    (
+        "a query without a bound",
+        {"rollout": {"strategy": "Canary", "queries": [{"name": "cost", "query": "sum(cost{r='$candidate'})"}]}},
+        "spec.rollout.queries[0].query",
+        'write max or min, for example max: "0.05"',
+    ),
+    (
+        "a query about nobody",
+        {"rollout": {"strategy": "Canary", "queries": [{"name": "cost", "query": "sum(cost)", "max": "1"}]}},
+        "spec.rollout.queries[0].query",
+        "write $candidatePods where its pods belong",
+    ),
+    (
+        "a bound that is no number",
+        {"rollout": {"strategy": "Canary", "queries": [{"name": "c", "query": "c{r='$candidate'}", "max": "5%"}]}},
+        "spec.rollout.queries[0].max",
+        'for example "0.05"',
+    ),
+    (
         "a percentile within less than is known",
         {"rollout": {"strategy": "Canary", "gates": [{"signal": "TTFTP99", "maxRegressionPercent": 2}]}},
         "spec.rollout.gates[0].maxRegressionPercent",
@@ -553,6 +577,24 @@ SMALLEST: dict[str, dict[str, Any]] = {
         "rollout": {
             "strategy": "Canary",
             "gates": [{"signal": "ErrorRate", "maxRegressionPercent": 0, "minSamples": 50, "warmUp": "30s"}],
+        }
+    },
+    "rollout.gates, of replicas": {
+        "rollout": {
+            "strategy": "Canary",
+            "gates": [
+                {"signal": "HitRate", "maxRegressionPercent": 10, "warmUp": "15m"},
+                {"signal": "OutputCanary", "maxRegressionPercent": 0},
+            ],
+        }
+    },
+    "rollout.queries": {
+        "rollout": {
+            "strategy": "Canary",
+            "queries": [
+                {"name": "cost", "query": 'sum(cost{pod=~"$candidatePods"})', "max": "0.05", "holdFor": "5m"},
+                {"name": "hits", "query": 'h{revision="$candidate"}', "min": "-1.5", "warmUp": "2m"},
+            ],
         }
     },
     "rollout.shadow": {

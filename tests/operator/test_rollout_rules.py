@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_the_output_canary_is_a_gate_without_a_margin_and_may_be_the_only_one() 
     assert not rules().canary
     only = rules(gates=[{"signal": "OutputCanary", "maxRegressionPercent": 0}])
     assert (only.canary, only.gates, only.replica_gates) == (True, (), ())
+
+
+def test_users_own_queries_have_bounds_and_times() -> None:
+    said = {"name": "cost", "query": 'sum(cost{pod=~"$candidatePods"})'}
+    [usual, other] = rules(
+        queries=[{**said, "max": "0.05"}, {**said, "min": "-1.5", "holdFor": "5m", "warmUp": "0s"}]
+    ).queries
+    assert (usual.low, usual.high, usual.hold_for, usual.settle) == (-math.inf, 0.05, 120.0, 60.0)
+    assert (other.low, other.high, other.hold_for, other.settle) == (-1.5, math.inf, 300.0, 0.0)
+    assert rules().queries == ()
 
 
 def test_steps_that_do_not_rise_are_refused_with_what_to_write() -> None:

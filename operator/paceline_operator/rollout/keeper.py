@@ -7,12 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from paceline_autoscaler.samples import Absent, Sample
+from paceline_crds.revision import RevisionPool
 from paceline_crds.rollout import RolloutStrategy
 from paceline_kube import JsonObject, Key, key_of
+from paceline_operator.actions import child_name
 from paceline_operator.canary.judge import Outcome
 from paceline_operator.rounds import come_round
 from paceline_operator.scaling.direct import Replicas
@@ -25,6 +28,7 @@ from .comparing import Compared, compare
 from .gathering import ANCHOR_SECONDS, Heard, hear
 from .judging import judgement, judgement_of_answers
 from .outputs import canaried
+from .queries import ASK_SECONDS, Answers, QueryGate, queried, with_answer
 from .replicas import Counted, count, wanted
 from .rules import Rules
 from .staging import Stand, stand_of
@@ -43,6 +47,9 @@ WINDOW_LOOKS = 3
 JUDGED = frozenset({Phase.PREPARING, Phase.JUDGING, Phase.HELD})
 """Phases in which both revisions have requests, as every router has acknowledged."""
 
+WHOLE = "service"
+"""The place of what is not told apart by pool."""
+
 Page = Mapping[str, Any]
 Counters = Mapping[str, Mapping[str, str] | str]
 
@@ -53,12 +60,14 @@ class _Due:
 
     Attributes:
         pods: of the pools that change, by name: ready ones of base and candidate.
+        queries: users' own gates, about these two revisions.
     """
 
     uid: str
     state: State
     rules: Rules
     pods: Mapping[str, tuple[Sequence[JsonObject], Sequence[JsonObject]]]
+    queries: tuple[QueryGate, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,6 +80,8 @@ class _Watched:
     heard: Heard
     compared: Compared
     counted: Counted
+    queries: tuple[QueryGate, ...] = ()
+    answers: dict[QueryGate, Answers] = field(default_factory=dict)
     judgement: Judgement | None = None
     told: float = 0.0
 
@@ -90,6 +101,7 @@ class RolloutKeeper:
         clock: Callable[[], float],
         interval: float = INTERVAL_SECONDS,
         outputs: Callable[[Key], Mapping[str, Outcome] | None] = lambda _: None,
+        prometheus: Callable[[str], Awaitable[Sample]] | None = None,
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -103,6 +115,7 @@ class RolloutKeeper:
             clock: seconds since the epoch.
             interval: seconds between two looks.
             outputs: what is known of the answers of a service's replicas to the fixed question.
+            prometheus: gives the one number of an expression; None: there is none to ask.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -114,6 +127,7 @@ class RolloutKeeper:
         self._clock = clock
         self._interval = interval
         self._outputs = outputs
+        self._prometheus = prometheus
         self._active = active
         self._replicas = Replicas(clock, wanted)
         self._watched: dict[Key, _Watched] = {}
@@ -134,12 +148,32 @@ class RolloutKeeper:
 
     async def run(self) -> None:
         """For ever."""
-        await come_round(
-            self.look,
-            active=self._active,
-            interval=self._interval,
-            failure="the rollouts under way could not be judged",
+        await asyncio.gather(
+            come_round(
+                self.look,
+                active=self._active,
+                interval=self._interval,
+                failure="the rollouts under way could not be judged",
+            ),
+            # Apart from the looks: a Prometheus that hangs must not hold up what routers tell.
+            come_round(
+                self.query,
+                active=self._active,
+                interval=min(ASK_SECONDS, self._interval),
+                failure="Prometheus could not be asked about the rollouts under way",
+            ),
         )
+
+    async def query(self) -> None:
+        """Ask Prometheus once for every gate in PromQL of what was looked at last."""
+        for watched in list(self._watched.values()):
+            for gate in watched.queries:
+                if self._prometheus is None:
+                    sample: Sample = Absent("there is no Prometheus: set operator.prometheusURL in the chart")
+                else:
+                    sample = await self._prometheus(gate.query)
+                before = watched.answers.get(gate, ())
+                watched.answers[gate] = with_answer(gate, before, self._clock(), sample)
 
     async def look(self) -> None:
         """Ask and judge, once for every rollout in which both revisions have requests."""
@@ -164,7 +198,9 @@ class RolloutKeeper:
         judged = state.phase in JUDGED and 0 < state.weight < 100
         if not state.candidate or not (judged or state.shadows):
             return None
-        return _Due(seen.observed.uid, state, seen.desired.rules, _pods_of(seen, stand))
+        rules, names = seen.desired.rules, _names(key, seen.observed.name, stand)
+        queries = tuple(gate.about(names) for gate in rules.queries)
+        return _Due(seen.observed.uid, state, rules, _pods_of(seen, stand), queries)
 
     async def _apart(self, key: Key, due: _Due) -> None:
         """One service: a fault there must not stop the others, nor go unnoticed."""
@@ -182,6 +218,7 @@ class RolloutKeeper:
             begin = state.since if fresh else now
             heard, compared = Heard(begin, begin), Compared(state.since, WINDOW_LOOKS * self._interval)
             watched = self._watched[key] = _Watched(about, heard, compared, Counted(begin))
+        watched.queries = () if state.shadows else due.queries
         if state.shadows:
             said = await self._of_answers(watched, name, state, due.rules)
         else:
@@ -200,16 +237,18 @@ class RolloutKeeper:
         now = self._clock()
         watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
         watched.counted = count(watched.counted, said, now)
-        remarks = self._remarks(key, due)
+        remarks = self._remarks(key, watched, due)
         return judgement(rules, state, watched.heard, now, watched.counted, tuple(due.pods), remarks)
 
-    def _remarks(self, key: Key, due: _Due) -> tuple[tuple[str, Remark], ...]:
+    def _remarks(self, key: Key, watched: _Watched, due: _Due) -> tuple[tuple[str, Remark], ...]:
         """What others than routers and replicas' counters have to say, by place."""
-        outcomes, found = self._outputs(key), []
+        outcomes, found = self._outputs(key), list[tuple[str, Remark]]()
         for pool, sides in due.pods.items():
             base, candidate = ({str(pod["metadata"]["name"]) for pod in side} for side in sides)
             if (said := canaried(outcomes, base, candidate, due.rules.canary)) is not None:
                 found.append((pool, said))
+        since, now = watched.heard.since, self._clock()
+        found += [(WHOLE, queried(gate, watched.answers.get(gate, ()), since, now)) for gate in due.queries]
         return tuple(found)
 
     async def _counters(self, due: _Due) -> dict[str, tuple[Counters, Counters]]:
@@ -241,6 +280,24 @@ class RolloutKeeper:
 
     def _page_url(self, name: str, since: float, until: float) -> str:
         return f"{self._recorder}{PATH}?since={since:.3f}&until={until:.3f}&service={quote(name, safe='')}"
+
+
+def _names(key: Key, name: str, stand: Stand) -> dict[str, str]:
+    """What queries call the two revisions and their pods."""
+    changed = {pool.name for pool in stand.changed}
+    old = [pool for pool in stand.base.pools if pool.name in changed]
+
+    def pods(pools: Iterable[RevisionPool]) -> str:
+        return "|".join(f"{child_name(name, pool)}-.*" for pool in pools)
+
+    return {
+        "candidatePods": pods(stand.changed),
+        "basePods": pods(old),
+        "candidate": stand.state.candidate,
+        "base": stand.state.base,
+        "namespace": key[0],
+        "service": key[1],
+    }
 
 
 def _pods_of(seen: Seen, stand: Stand) -> dict[str, tuple[list[JsonObject], list[JsonObject]]]:

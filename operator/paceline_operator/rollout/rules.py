@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from paceline_crds.durations import parse_duration
 from paceline_crds.rollout import (
     DEFAULT_HOLD,
     DEFAULT_MAX_DURATION,
+    DEFAULT_QUERY_HOLD,
     OUTPUT_SIGNALS,
     REPLICA_SIGNALS,
     GateSignal,
@@ -16,6 +18,7 @@ from paceline_crds.rollout import (
     OnBreach,
     OnNotKnown,
     OrderAction,
+    QuerySpec,
     RolloutSpec,
     RolloutStrategy,
     ShadowSpec,
@@ -25,6 +28,7 @@ from paceline_shadow_traffic.evidence import QUANTILES, Signal
 from paceline_shadow_traffic.verdict import Gate
 
 from .asked import Order, Policy, Step
+from .queries import QueryGate
 
 DEFAULT_STEPS = (StepSpec(weight=5, replicas=1), StepSpec(weight=25, hold="30m"), StepSpec(weight=100))
 
@@ -70,6 +74,7 @@ class Rules:
         gates: of the steps, on what routers measure.
         replica_gates: of the steps, on what replicas count.
         canary: whether what the output canary does not know counts; a wrong answer counts always.
+        queries: of the steps, with names that are not filled in.
         order: a person's; a Pin is none.
         output_gates: of the shadow step.
         shadow: whole percent of the requests that are copied in it; 0 where there is none.
@@ -80,6 +85,7 @@ class Rules:
     gates: tuple[Gate, ...]
     replica_gates: tuple[Gate, ...] = ()
     canary: bool = False
+    queries: tuple[QueryGate, ...] = ()
     paused: bool = False
     order: Order | None = None
     output_gates: tuple[Gate, ...] = ()
@@ -118,6 +124,7 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
         tuple(gate for gate in of_steps if gate.signal not in OF_REPLICAS),
         tuple(gate for gate in of_steps if gate.signal in OF_REPLICAS),
         canary,
+        tuple(_query(one) for one in spec.queries or ()),
         bool(spec.paused),
         _order(spec),
         output_gates=tuple(_of_pairs(shadow, of_outputs)) if shadow is not None else (),
@@ -151,6 +158,17 @@ def _gate(spec: GateSpec) -> Gate:
     usual = HEAT_UP if signal is Signal.HIT_RATE else WARM_UP
     warm_up = usual if spec.warm_up is None else parse_duration(spec.warm_up)
     return Gate(signal, float(spec.max_regression_percent), spec.min_samples or _least(signal), warm_up)
+
+
+def _query(spec: QuerySpec) -> QueryGate:
+    return QueryGate(
+        spec.name,
+        spec.query,
+        -math.inf if spec.min is None else float(spec.min),
+        math.inf if spec.max is None else float(spec.max),
+        parse_duration(spec.hold_for or DEFAULT_QUERY_HOLD),
+        WARM_UP if spec.warm_up is None else parse_duration(spec.warm_up),
+    )
 
 
 def _default_gates(objectives: bool) -> tuple[Gate, ...]:
