@@ -126,8 +126,28 @@ def test_requests_that_fail_while_nobody_serves_wake_somebody() -> None:
     told(series, "14m", "PacelineNoAnswers", labels, summary)
 
 
+def ready(count: str) -> dict[str, str]:
+    """As a router counts them; their metrics are there too, or that would be told."""
+    states = {f'paceline_router_replicas{{{CHAT}, state="ready", pod="router-0"}}': count}
+    return states | {f"vllm:num_requests_running{{{MODEL}}}": "0x400"}
+
+
 def test_a_service_at_zero_that_nobody_asks_is_silent() -> None:
     firing(WELL | router("7x300", "0x300"), {"10m": {}, "1h": {}})
+    firing(WELL | router("7x300", "0x300") | ready("0x300"), {"10m": {}, "1h": {}})
+
+
+def test_ready_replicas_that_no_router_reaches_are_told_though_nobody_asks_and_wake_nobody() -> None:
+    series = WELL | router("7x300", "1x20 0x80 1x200") | ready("2x300")
+    unreachable = {"PacelineNoAnswers": [f'{CHAT}, how="unreachable"']}
+    firing(series, {"8m": {}, "14m": unreachable, "33m": {}})
+    labels = {"namespace": "demo", "service": "chat", "severity": "warning", "how": "unreachable"}
+    summary = "demo/chat: nobody asks now, 2 replicas are ready, and none answered the routers last"
+    told(series, "15m", "PacelineNoAnswers", labels, summary)
+    # One that starts is ready some seconds before it is reached; once requests fail it is the other one.
+    firing(WELL | router("0x300", "0x20 1x200") | ready("0x18 1x200"), {"5m": {}, "8m": {}, "12m": {}})
+    firing(WELL | router("0+2x300", "0x300") | ready("2x300"), {"20m": UNAVAILABLE})
+    firing(WELL | router("7x40 stale", "0x40 stale") | ready("2x40 stale"), {"9m": unreachable, "18m": {}})
 
 
 def test_requests_that_a_client_got_wrong_wake_nobody_while_nobody_serves() -> None:

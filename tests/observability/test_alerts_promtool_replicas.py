@@ -159,8 +159,15 @@ def test_replicas_that_answer_otherwise_than_before_fire_and_clear() -> None:
     series |= answers("agrees", "2x20 0x60 2x200")
     firing(series, {"5m": {}, "16m": {"PacelineDrift": [f'{CHAT}, how="answers"']}, "29m": {}})
     labels = {"namespace": "demo", "service": "chat", "severity": "warning", "how": "answers"}
-    words = "demo/chat: 2 replicas answer the fixed question otherwise than before"
+    words = "demo/chat: 2 replicas answer the fixed question otherwise than before, or not at all"
     told(series, "18m", "PacelineDrift", labels, words)
+
+
+def test_a_service_that_nobody_asks_and_that_answers_nothing_is_found() -> None:
+    fault = {"PacelineDrift": [f'{CHAT}, how="answers"']}
+    firing(
+        WELL | answers("agrees", "2x20 0x80 2x200") | answers("failed", "0x20 2x80 0x200"), {"18m": fault, "36m": {}}
+    )
 
 
 def test_answers_that_agree_or_are_not_known_are_no_drift() -> None:

@@ -17,7 +17,7 @@ from paceline_kube import INFERENCEREVISIONS, JsonObject, Key
 from paceline_kube.testing import FakeApiServer
 from paceline_operator import children
 from paceline_operator.canary.asking import Asker
-from paceline_operator.canary.judge import ONCE, Answer, Fault, Outcome, Reading, confirmed, judge
+from paceline_operator.canary.judge import ONCE, Answer, Failed, Fault, Outcome, Reading, confirmed, judge
 from paceline_operator.canary.keeper import CanaryKeeper
 from paceline_operator.canary.recorded import CanaryRecords
 from paceline_operator.canary.shown import CanaryCollector
@@ -261,6 +261,23 @@ async def test_a_busy_replica_keeps_its_last_answer_for_a_while(fleet: Fleet) ->
     assert (await fleet.look(later=600)).unknown == {"b": "it is too busy"}
 
 
+async def test_a_replica_that_fails_to_answer_twice_is_told_and_counted_apart_from_a_busy_one(fleet: Fleet) -> None:
+    await fleet.look()
+    fleet.says |= {"a": "it is too busy", "b": Failed("it answered 500")}
+    assert (await fleet.look(later=600)).agree == {"a", "b"}, "once may be chance"
+    found = await fleet.look(later=600)
+    assert found.unknown == {"b": "it answered 500"}
+    assert counted(found) == {"agrees": 1, "failed": 1}
+    assert counted(await fleet.look(later=600)) == {"unknown": 1, "failed": 1}
+    fleet.says["b"] = GOOD
+    assert (await fleet.look(later=600)).agree == {"b"}
+
+
+def counted(found: Outcome) -> dict[str, float]:
+    (family,) = CanaryCollector(lambda: {KEY: {"default": found}}).collect()
+    return {sample.labels["result"]: sample.value for sample in family.samples if sample.value}
+
+
 async def test_only_what_changes_what_is_known_wakes_the_service(fleet: Fleet) -> None:
     await fleet.look()
     assert fleet.changes == 1
@@ -358,17 +375,25 @@ async def test_what_a_replica_says_is_read(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "words", "failed"),
     [
-        (404, {}, "knows no canary"),
-        (503, {}, "too busy"),
-        (500, {}, "it answered 500"),
-        (200, [], "of another form"),
-        (200, {"prompt": 1, "cold": "a", "warm": "a", "text": "t", "cachedTokens": 1}, "no hashes"),
+        (404, {}, "knows no canary", False),
+        (503, {}, "too busy", False),
+        (500, {}, "it answered 500", True),
+        (200, [], "of another form", True),
+        (200, {"prompt": 1, "cold": "a", "warm": "a", "text": "t", "cachedTokens": 1}, "no hashes", True),
     ],
 )
-async def test_what_is_no_answer_is_not_known_with_the_reason(stub: Stub, status: int, body: Any, words: str) -> None:
+async def test_what_is_no_answer_is_not_known_with_the_reason(
+    stub: Stub, status: int, body: Any, words: str, failed: bool
+) -> None:
     stub.status, stub.body = status, body
     said = await stub.said()
     assert isinstance(said, str)
     assert words in said
+    assert isinstance(said, Failed) is failed
+
+
+async def test_a_replica_that_nobody_reaches_failed_to_answer(stub: Stub, unused_tcp_port_factory: Any) -> None:
+    stub.port = unused_tcp_port_factory()
+    assert isinstance(await stub.said(), Failed)

@@ -92,7 +92,7 @@ OPERATOR_ROLLOUT_VERDICT = _metric(
 OPERATOR_CANARY_REPLICAS = _metric(
     "paceline_output_canary_replicas",
     "gauge",
-    "Replicas by what they say to the fixed question: agrees, tokenizer, model, cache (what differs), unknown.",
+    "Replicas by their answer to the fixed question: agrees, tokenizer, model, cache (what differs), failed, unknown.",
     (*SERVICE_LABELS, "result"),
     unit="replicas",
 )

@@ -87,7 +87,11 @@ def _budget_burning(w: Windows) -> Alert:
 
 
 def _no_answers(w: Windows) -> Alert:
-    """Flows are compared, not states: requests fail while nobody serves, or go in and nothing comes out."""
+    """Flows are compared, not states: requests fail while nobody serves, or go in and nothing comes out.
+
+    Where nobody asks there are no flows. Then routers tell whether they reach any of the replicas that Kubernetes calls
+    ready: they ask each of them once a second. Nobody feels it yet, so nobody is woken.
+    """
     return Alert(
         name="PacelineNoAnswers",
         expr=_expr(f"""
@@ -115,13 +119,28 @@ def _no_answers(w: Windows) -> Alert:
               ) > 0,
               "how", "hanging", "", ""
             )
+            or
+            label_replace(
+              max by (namespace, service) (min_over_time(paceline_router_replicas{{state="ready"}}[{w("5m")}])) > 0
+              and on (namespace, service)
+              max by (namespace, service) (max_over_time(paceline_router_service_available[{w("5m")}])) == 0
+              and on (namespace, service)
+              count by (namespace, service) (paceline_router_service_available)
+              unless on (namespace, service)
+              sum by (namespace, service) (
+                increase(paceline_router_requests_total{{outcome=~"5xx|cancelled|broken_stream"}}[{w("5m")}])
+              ) > 0,
+              "how", "unreachable", "", ""
+            )
         """),
-        severity="critical",
+        severity='{{ if eq $labels.how "unreachable" }}warning{{ else }}critical{{ end }}',
         waits=w("2m"),
         keeps=w("5m"),
         summary=(
             f"{_WHERE}: "
             '{{ if eq $labels.how "hanging" }}{{ printf "%.0f" $value }} requests are open and no token is made'
+            '{{ else if eq $labels.how "unreachable" }}nobody asks now, {{ printf "%.0f" $value }} replicas are ready, '
+            "and none answered the routers last"
             '{{ else }}no replica answers, {{ printf "%.0f" $value }} requests failed in five minutes{{ end }}'
         ),
     )
@@ -233,7 +252,8 @@ def _prefix_hits_dropped(w: Windows) -> Alert:
 def _drift(w: Windows) -> Alert:
     """Values that differ from the record, or answers that differ from the other replicas' and from before.
 
-    Only the leader looks, so the highest of the operators counts. `for` is longer than a repair takes.
+    The fixed question is asked of services too that nobody else asks: what is broken there is found all the same. Only
+    the leader looks, so the highest of the operators counts. `for` is longer than a repair takes.
     """
     return Alert(
         name="PacelineDrift",
@@ -246,7 +266,7 @@ def _drift(w: Windows) -> Alert:
             label_replace(
               sum by (namespace, service) (
                 max by (namespace, service, result) (
-                  paceline_output_canary_replicas{result=~"tokenizer|model|cache"}
+                  paceline_output_canary_replicas{result=~"tokenizer|model|cache|failed"}
                 )
               ) > 0,
               "how", "answers", "", ""
@@ -257,7 +277,7 @@ def _drift(w: Windows) -> Alert:
         keeps=w("5m"),
         summary=(
             f'{_WHERE}: {{{{ printf "%.0f" $value }}}} '
-            '{{ if eq $labels.how "answers" }}replicas answer the fixed question otherwise than before'
+            '{{ if eq $labels.how "answers" }}replicas answer the fixed question otherwise than before, or not at all'
             "{{ else }}values are not as its revision has them{{ end }}"
         ),
     )

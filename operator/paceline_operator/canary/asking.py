@@ -10,7 +10,7 @@ from paceline_kube import JsonObject
 from paceline_operator.drift.asking import ask
 from paceline_operator.drift.replicas import port_of
 
-from .judge import Answer, Reading
+from .judge import Answer, Failed, Reading
 
 CANARY_PATH = "/v1/paceline/canary"
 TIMEOUT_SECONDS = 70.0
@@ -40,12 +40,12 @@ class Asker:
             if answer.status == 503:
                 return "it is too busy, or on its way out"
             if answer.status != 200:
-                return f"it answered {answer.status}"
+                return Failed(f"it answered {answer.status}")
             return reading_of(json.loads(answer.body))
         except TimeoutError:
-            return f"it did not answer within {self._timeout:g} s"
+            return Failed(f"it did not answer within {self._timeout:g} s")
         except (OSError, ValueError) as exc:
-            return str(exc) or type(exc).__name__
+            return Failed(str(exc) or type(exc).__name__)
 
 
 def reading_of(said: Any) -> Reading:

@@ -35,6 +35,12 @@ class Reading:
     warm: str = ""
 
 
+class Failed(str):
+    """In words, why a replica that was ready and free gave no answer. Other words are about what may well be."""
+
+    __slots__ = ()
+
+
 class Fault(enum.StrEnum):
     """What an answer that changed points to.
 

@@ -15,7 +15,7 @@ from paceline_kube.pods import is_ready
 from paceline_operator.drift.compare import World
 from paceline_operator.drift.replicas import Containers, containers_of
 
-from .judge import CONFIRMED, Answer, Doubts, Outcome, Reading, confirmed, judge
+from .judge import CONFIRMED, Answer, Doubts, Failed, Outcome, Reading, confirmed, judge
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ DOUBT_SECONDS = 20.0
 
 KEPT_INTERVALS = 3
 """For so many an answer counts though its replica was too busy to give another one."""
+
+FAILED_INTERVALS = 1.5
+"""The same though it failed to: once may be chance, as a connection that broke."""
 
 
 class Records(Protocol):
@@ -227,11 +230,12 @@ class CanaryKeeper:
     def _with(self, before: _Known | None, containers: Containers, answer: Reading | str) -> _Known:
         """The answer, or the one before it where a replica is too busy to say it again."""
         now = self._clock()
+        intervals = FAILED_INTERVALS if isinstance(answer, Failed) else KEPT_INTERVALS
         kept = (
             isinstance(answer, str)
             and before is not None
             and before.containers == containers
-            and now - before.heard < KEPT_INTERVALS * self._interval
+            and now - before.heard < intervals * self._interval
         )
         return replace(before, asked=now) if kept and before is not None else _Known(containers, now, now, answer)
 

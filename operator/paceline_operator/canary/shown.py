@@ -11,9 +11,10 @@ from prometheus_client.registry import Collector
 from paceline_crds import metrics as catalogue
 from paceline_kube import Key
 
-from .judge import Fault, Outcome
+from .judge import Failed, Fault, Outcome
 
-RESULTS = ("agrees", *(fault.value.lower() for fault in Fault), "unknown")
+FAILED = "failed"
+RESULTS = ("agrees", *(fault.value.lower() for fault in Fault), FAILED, "unknown")
 
 
 class CanaryCollector(Collector):
@@ -29,7 +30,9 @@ class CanaryCollector(Collector):
             counts = Counter(dict.fromkeys(RESULTS, 0))
             for one in outcomes.values():
                 counts["agrees"] += len(one.agree)
-                counts["unknown"] += len(one.unknown) + len(one.split)
+                failed = sum(isinstance(why, Failed) for why in one.unknown.values())
+                counts[FAILED] += failed
+                counts["unknown"] += len(one.unknown) - failed + len(one.split)
                 counts.update(fault.value.lower() for fault in one.faults.values())
             for result, count in counts.items():
                 family.add_metric([*key, result], count)

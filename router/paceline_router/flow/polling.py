@@ -57,7 +57,8 @@ async def _ask(session: aiohttp.ClientSession, plane: DataPlane, backend: Backen
             body = await response.content.read(MAX_BODY)
             status = response.status
             header = response.headers.get("x-paceline-load")
-    except aiohttp.ClientConnectorError:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+        # The second is what a network policy between the two looks like, or a machine that is gone.
         plane.polled(backend, Event.CONNECT_FAILED)
         return
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
