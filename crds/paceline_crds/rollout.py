@@ -170,6 +170,23 @@ STEP_RULES = (
 )
 
 
+class ScoreSpec(Model):
+    """What a comparison of your own, installed beside the recorder, may say of the new revision's answers."""
+
+    name: Annotated[
+        str,
+        text("Of the comparison: the entry point in the group paceline.comparisons.", max_length=63),
+    ]
+    max_percent: Annotated[
+        int,
+        Field(ge=0, le=100, description="The highest mean score that is still no worse, as percent: 0 is as good."),
+    ]
+    min_samples: Annotated[
+        int | None,
+        Field(ge=1, le=10_000_000, description="Scores before anything is said. Default: the shadow's minSamples."),
+    ] = None
+
+
 class ShadowSpec(Model):
     """A step before the first one: the new revision gets copies of requests, and its answers go to a recorder only,
     which holds them against the old one's.
@@ -190,6 +207,15 @@ class ShadowSpec(Model):
             max_length=64,
             description="Tenants of which nothing is copied.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = None
+    scores: Annotated[
+        list[ScoreSpec] | None,
+        Field(
+            min_length=1,
+            max_length=8,
+            description="Gates on comparisons of your own, beside the others.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = None
 

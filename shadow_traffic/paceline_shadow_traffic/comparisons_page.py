@@ -126,12 +126,14 @@ def window(body: Mapping[str, Any] | None, service: str, base: str, candidate: s
 def _both(row: Mapping[str, Any]) -> tuple[Seen, Seen]:
     old, new = seen(decode_tally(row["answers"]), decode_tally(row["itself"]))
     failed, pairs = sum(int(count) for count in row["failed"].values()), int(row["pairs"])
+    scores = {str(name): _decode_share(share) for name, share in row["scores"].items()}
+    none = {name: Share(0.0, share.of) for name, share in scores.items()}
     # Only requests that the base answered are in it, so that what fails is the candidate's own.
-    return _with(old, Share(0.0, pairs + failed)), _with(new, Share(failed, pairs + failed))
+    return _with(old, Share(0.0, pairs + failed), none), _with(new, Share(failed, pairs + failed), scores)
 
 
-def _with(one: Seen, errors: Share) -> Seen:
-    return replace(one, shares={**one.shares, Signal.ERROR_RATE: errors})
+def _with(one: Seen, errors: Share, scores: Mapping[str, Share]) -> Seen:
+    return replace(one, shares={**one.shares, Signal.ERROR_RATE: errors}, scores=scores)
 
 
 def encode_tally(one: Tally) -> dict[str, Any]:

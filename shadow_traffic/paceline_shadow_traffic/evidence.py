@@ -36,6 +36,7 @@ class Signal(enum.StrEnum):
     JSON_INVALID = "JSONInvalid"
     TOOL_CALLS_INVALID = "ToolCallsInvalid"
     TRUNCATED = "Truncated"
+    SCORE = "Score"
 
 
 QUANTILES: Mapping[Signal, tuple[str, float]] = {
@@ -68,6 +69,8 @@ class Seen:
             preemptions of requests (one a request at the most); prompt tokens found in the cache of all, as requests;
             of replayed pairs those that differ (for the base: from a second answer of its own, so that noise is known);
             and so on.
+        scores: of users' own comparisons by name, of the candidate's answers: a sum of values from 0 (as good as the
+            base's) to 1; of the base's the sum is 0. None: not looked at.
     """
 
     ttft: Sketch | None = None
@@ -75,6 +78,7 @@ class Seen:
     length: Sketch | None = None
     throughput: float | None = None
     shares: Mapping[Signal, Share] = field(default_factory=dict)
+    scores: Mapping[str, Share] | None = None
 
 
 @dataclass(frozen=True, slots=True)

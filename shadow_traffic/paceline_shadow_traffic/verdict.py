@@ -61,6 +61,7 @@ class Gate:
         min_samples: requests (pairs, tokens, or windows for throughput) of each version before anything is said.
         settle: seconds after the step began that are left out: warm-up, or until caches are filled.
         stale_after: seconds after which the newest window is too old to say anything.
+        score: name of a user's own comparison, for that signal.
     """
 
     signal: Signal
@@ -68,6 +69,7 @@ class Gate:
     min_samples: int = 200
     settle: float = 60.0
     stale_after: float = 180.0
+    score: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin < 1000.0:
@@ -78,6 +80,11 @@ class Gate:
             )
         if self.min_samples < 1:
             raise ValueError(f"min_samples of {self.signal} is {self.min_samples}; write 1 or more")
+
+    @property
+    def name(self) -> str:
+        """Of the signal, and of the score."""
+        return f"{self.signal}/{self.score}" if self.score else self.signal.value
 
     @property
     def unit(self) -> str:
@@ -156,8 +163,8 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Of the signal."""
-        return self.gate.signal.value
+        """Of the gate."""
+        return self.gate.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +223,7 @@ def judge(
         for gate in one.gates
     )
     verdict, message = decided((*findings, *remarks))
-    lacking = [gate.signal for one in questions if not one.evidence for gate in one.gates]
+    lacking = [gate.name for one in questions if not one.evidence for gate in one.gates]
     if verdict is Verdict.PASS and lacking:
         verdict, message = Verdict.NOT_KNOWN, f"there is no data of {', '.join(lacking)}"
     judged = Judged(verdict, message, findings)
@@ -230,7 +237,7 @@ def _not_followed(evidence: Mapping[str, Sequence[Window]], weight: float, since
     counts = []
     for windows in evidence.values():
         for one in windows:
-            if one.start >= since and _measured(one.base, Signal.ERROR_RATE):
+            if one.start >= since and Signal.ERROR_RATE in one.base.shares:
                 base, candidate = (side.shares.get(Signal.ERROR_RATE, NOTHING).of for side in (one.base, one.candidate))
                 counts.append((candidate, base + candidate))
     got, of = sum(hits for hits, _ in counts), sum(every for _, every in counts)
@@ -265,16 +272,16 @@ def judge_gate(gate: Gate, windows: Sequence[Window], since: float, now: float, 
     """
 
     def unknown(reason: str, message: str, samples: tuple[float, float] = (0.0, 0.0)) -> Finding:
-        return Finding(gate, Outcome.NOT_KNOWN, reason, f"{gate.signal} is not known: {message}", samples)
+        return Finding(gate, Outcome.NOT_KNOWN, reason, f"{gate.name} is not known: {message}", samples)
 
     settled = [one for one in windows if one.start >= since + gate.settle]
     if not settled:
         left = since + gate.settle - now
         return unknown("Settling", f"{left:.0f} s until it counts") if left > 0 else unknown("NoData", "no data")
-    both = [one for one in settled if _measured(one.base, gate.signal) and _measured(one.candidate, gate.signal)]
+    both = [one for one in settled if _measured(one.base, gate) and _measured(one.candidate, gate)]
     if not both:
         return unknown("NoData", "no data")
-    if any(_nonsense(seen, gate.signal) for one in both for seen in (one.base, one.candidate)):
+    if any(_nonsense(seen, gate) for one in both for seen in (one.base, one.candidate)):
         return unknown("NotANumber", "a sample is not a number from the range of the signal")
     if len(both) < (1.0 - MISSING_SHARE) * len(settled):
         return unknown("Missing", f"{len(settled) - len(both)} of {len(settled)} windows lack it")
@@ -289,30 +296,36 @@ def judge_gate(gate: Gate, windows: Sequence[Window], since: float, now: float, 
         found = _shares(gate, both, alpha)
     if min(found.samples) < gate.min_samples:
         base, candidate = found.samples
-        return unknown(
-            "ThinTraffic",
-            f"{base:.0f} samples of the base and {candidate:.0f} of the candidate, {gate.min_samples} are needed",
-            found.samples,
-        )
+        words = f"{base:.0f} samples of the base and {candidate:.0f} of the candidate, {gate.min_samples} are needed"
+        if gate.signal is Signal.SCORE and not candidate:
+            words += f"; install {gate.score} beside the recorder, as an entry point of paceline.comparisons"
+        return unknown("ThinTraffic", words, found.samples)
     if len(both) < FEWEST_WINDOWS:
         return unknown("TooFewWindows", f"{len(both)} windows, {FEWEST_WINDOWS} are needed", found.samples)
     return found
 
 
-def _measured(seen: Seen, signal: Signal) -> bool:
-    if signal in QUANTILES:
-        return getattr(seen, QUANTILES[signal][0]) is not None
-    if signal is Signal.THROUGHPUT:
+def _measured(seen: Seen, gate: Gate) -> bool:
+    if gate.signal in QUANTILES:
+        return getattr(seen, QUANTILES[gate.signal][0]) is not None
+    if gate.signal is Signal.THROUGHPUT:
         return seen.throughput is not None
-    return signal in seen.shares
+    return _share(seen, gate) is not None
 
 
-def _nonsense(seen: Seen, signal: Signal) -> bool:
-    if signal in QUANTILES:
+def _share(seen: Seen, gate: Gate) -> Share | None:
+    """None where it was not measured. A comparison that had no question in a window has a share of nothing."""
+    if gate.signal is Signal.SCORE:
+        return None if seen.scores is None else seen.scores.get(gate.score, NOTHING)
+    return seen.shares.get(gate.signal)
+
+
+def _nonsense(seen: Seen, gate: Gate) -> bool:
+    if gate.signal in QUANTILES:
         return False
-    if signal is Signal.THROUGHPUT:
+    if gate.signal is Signal.THROUGHPUT:
         return seen.throughput is None or not (math.isfinite(seen.throughput) and seen.throughput >= 0.0)
-    share = seen.shares[signal]
+    share = _share(seen, gate) or NOTHING
     return not (math.isfinite(share.of) and 0.0 <= share.hits <= share.of)
 
 
@@ -371,13 +384,16 @@ def _mean(values: list[float]) -> float:
 def _shares(gate: Gate, windows: Sequence[Window], alpha: float) -> Finding:
     sides: list[tuple[Share, float]] = []
     for side in ("base", "candidate"):
-        shares: list[Share] = [getattr(one, side).shares[gate.signal] for one in windows]
+        shares = [_share(getattr(one, side), gate) or NOTHING for one in windows]
         sides.append((sum(shares, NOTHING), dispersion([(share.hits, share.of) for share in shares])))
     (base, base_dispersion), (candidate, candidate_dispersion) = sides
     effective = (base.of / base_dispersion, candidate.of / candidate_dispersion)
-    difference = joint_interval(
-        _worth(base, effective[0]), _worth(candidate, effective[1]), alpha, lambda one, other: one - other
-    )
+    if gate.signal is Signal.SCORE:
+        difference = interval(_worth(candidate, effective[1]), alpha)  # the base is what it is held against
+    else:
+        difference = joint_interval(
+            _worth(base, effective[0]), _worth(candidate, effective[1]), alpha, lambda one, other: one - other
+        )
     low, high = 100.0 * difference.low, 100.0 * difference.high
     regression = Interval(-high, -low) if gate.signal in MORE_IS_BETTER else Interval(low, high)
     return _decide(gate, (base.of, candidate.of), (base.value, candidate.value), regression, effective)
@@ -411,7 +427,7 @@ def _decide(
     span = f"{_bound(regression.low)} to {_bound(regression.high)} {gate.unit} worse"
     numbers = f"{_value(gate, values[0])} against {_value(gate, values[1])}"
     of = f"{samples[0]:.0f} and {samples[1]:.0f} samples"
-    message = f"{gate.signal} {said}: {span}, {gate.margin:g} are allowed (base {numbers}, {of})"
+    message = f"{gate.name} {said}: {span}, {gate.margin:g} are allowed (base {numbers}, {of})"
     return Finding(gate, outcome, reason, message, samples, values, regression, effective)
 
 

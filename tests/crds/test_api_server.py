@@ -600,7 +600,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "rollout.shadow": {
         "rollout": {
             "strategy": "Canary",
-            "shadow": {"percent": 5, "minSamples": 200, "maxDuration": "30m", "optOutTenants": ["acme"]},
+            "shadow": {
+                "percent": 5,
+                "minSamples": 200,
+                "maxDuration": "30m",
+                "optOutTenants": ["acme"],
+                "scores": [{"name": "tone", "maxPercent": 10, "minSamples": 40}],
+            },
             "gates": [{"signal": "OutputDifference", "maxRegressionPercent": 3}],
         }
     },

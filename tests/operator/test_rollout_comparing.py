@@ -41,6 +41,15 @@ def test_windows_are_asked_for_when_they_have_ended_and_again_until_nothing_can_
     assert len(Compared(BEGAN, 30.0).due(BEGAN + 1_000_000)) == MOST_AT_ONCE
 
 
+def test_scores_of_users_own_comparisons_are_held_against_a_base_that_is_as_good_as_itself() -> None:
+    said = told(0)
+    said["services"]["demo/chat"]["rows"][0]["scores"] = {"tone": [2.5, 10]}
+    [[window]] = with_pages(Compared(BEGAN, 30.0), {0: said}).windows.values()
+    assert window.base.scores == {"tone": Share(0, 10)}
+    assert window.candidate.scores == {"tone": Share(2.5, 10)}
+    assert window.candidate.shares[Signal.ERROR_RATE] == Share(0, 10)
+
+
 def test_a_recorder_that_is_silent_leaves_windows_that_are_not_known_and_are_asked_for_again() -> None:
     compared = with_pages(Compared(BEGAN, 30.0), {0: told(0), 1: None, 2: told(2)})
     assert compared.trouble == "the recorder does not answer"

@@ -111,6 +111,14 @@ def test_users_own_queries_have_bounds_and_times() -> None:
     assert rules().queries == ()
 
 
+def test_users_own_comparisons_are_gates_of_the_shadow_step_beside_the_others() -> None:
+    scores = [{"name": "tone", "maxPercent": 10}, {"name": "law", "maxPercent": 0, "minSamples": 40}]
+    found = rules(shadow={"percent": 5, "minSamples": 30, "scores": scores}).output_gates
+    assert {gate.signal for gate in found} > {Signal.SCORE, Signal.OUTPUT_DIFFERENCE}
+    ours = [(gate.name, gate.margin, gate.min_samples, gate.settle) for gate in found if gate.score]
+    assert ours == [("Score/tone", 10.0, 30, 0.0), ("Score/law", 0.0, 40, 0.0)]
+
+
 def test_steps_that_do_not_rise_are_refused_with_what_to_write() -> None:
     with pytest.raises(ValueError, match="write rising ones"):
         rules(steps=[{"weight": 50}, {"weight": 20}, {"weight": 100}])

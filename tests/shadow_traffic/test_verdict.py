@@ -104,6 +104,21 @@ def test_throughput_is_compared_window_by_window_under_the_same_load(factor: flo
     assert judged(Gate(Signal.THROUGHPUT, 15.0, min_samples=20), windows).outcome is outcome
 
 
+@pytest.mark.parametrize(
+    ("sum_of_scores", "outcome"), [(2.0, Outcome.NO_WORSE), (6.0, Outcome.NOT_KNOWN), (12.0, Outcome.WORSE)]
+)
+def test_a_users_own_score_is_held_against_what_it_may_be_at_the_most(sum_of_scores: float, outcome: Outcome) -> None:
+    scored = Seen(scores={"tone": Share(sum_of_scores, 60.0)}), Seen(scores={"tone": Share(0.0, 60.0)})
+    windows = [Window(60.0 * at, 60.0 * at + 60.0, *reversed(scored)) for at in range(MINUTES)]
+    found = judged(Gate(Signal.SCORE, 10.0, score="tone"), windows)
+    assert (found.outcome, found.name) == (outcome, "Score/tone")
+    other = judged(Gate(Signal.SCORE, 10.0, score="other"), windows)
+    assert (other.outcome, other.reason) == (Outcome.NOT_KNOWN, "ThinTraffic")
+    assert "install other beside the recorder" in other.message
+    nobody = [replace(one, base=Seen(), candidate=Seen()) for one in windows]
+    assert judged(Gate(Signal.SCORE, 10.0, score="tone"), nobody).reason == "NoData"
+
+
 def nan_share() -> list[Window]:
     return shared(Signal.ERROR_RATE, Share(math.nan, 120), Share(0, 120))
 

@@ -144,6 +144,9 @@ def _of_pairs(spec: ShadowSpec, given: Sequence[Gate]) -> Iterator[Gate]:
     for gate in given or [Gate(signal, float(margin)) for signal, margin in OUTPUT_GATES]:
         least = min(FEW_REPLAYS, pairs) if gate.signal is Signal.OUTPUT_DIFFERENCE else pairs
         yield replace(gate, min_samples=least, settle=0.0)
+    for score in spec.scores or ():
+        least = score.min_samples or pairs
+        yield Gate(Signal.SCORE, float(score.max_percent), least, settle=0.0, score=score.name)
 
 
 def _step(spec: StepSpec) -> Step:
