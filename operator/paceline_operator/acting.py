@@ -95,7 +95,7 @@ class Actor:
 
     async def catch_up(self, key: Key, observed: Observed, desired: Desired) -> bool:
         """Keep the decision that a process took and did not live to keep; whether there was one."""
-        missing = untold(observed, desired.revision)
+        missing = untold(observed, desired.revision, staged=desired.rules is not None and not desired.pinned)
         statuses = {name: {"rollout": _dumped(kept)} for name, kept in missing.items()}
         await record(self._client, self._written, key, observed, statuses)
         return bool(missing)

@@ -45,6 +45,14 @@ STORIES = {
         ),
         [0, 10, 0, 10, 50, 0],
     ),
+    "three quick edits": (
+        (
+            Turn(served, NEW, verdict=Verdict.PASS),
+            Turn(at(Phase.PREPARING, 0), {"runtime": {"maxNumSeqs": 16}}),
+            Turn(at(Phase.ROLLING_BACK, 0), {"runtime": {"maxNumSeqs": 24}}),
+        ),
+        [0, 10, 50, 100],
+    ),
 }
 """What happens, and what anybody but the first revision is given."""
 
@@ -75,3 +83,17 @@ async def test_killed_after_every_write_it_goes_on_with_the_same_weights_and_dec
     async with told(SPEC, turns, [1] * 400) as world:
         await world.run()
         assert (world.edges, world.timelines()) == (edges, timelines)
+
+
+async def test_of_three_quick_edits_each_has_its_entry_and_only_the_last_one_begins_to_serve() -> None:
+    """C051."""
+    turns, _ = STORIES["three quick edits"]
+    async with told(SPEC, turns, []) as world:
+        await world.run()
+        kept = [timeline for timeline in world.timelines().values() if timeline]
+        assert sorted(timeline[-1] for timeline in kept) == [
+            ("Idle", 0, "paceline", "Superseded"),
+            ("Idle", 0, "paceline", "Superseded"),
+            ("Idle", 100, "paceline", "Finished"),
+        ]
+        assert [weight for one in kept for _, weight, _, reason in one if reason == "Moving"] == [10, 50, 100]

@@ -31,7 +31,7 @@ from paceline_operator.render import Desired
 from .asked import Asked, Order, Policy, Seen, Step
 from .state import SHADOW_STEP, State
 from .state import Phase as Stage
-from .transition import transition
+from .transition import BASE_SHORT, transition
 
 BROKEN = frozenset(
     {
@@ -197,12 +197,13 @@ def _phase(state: State) -> Phase:
 def _words(state: State) -> str:
     if not state.candidate:
         return state.message
-    return f"{state.candidate} at {state.weight} %: {WORDS[state.phase]}"
+    words = state.message if state.reason == BASE_SHORT else WORDS[state.phase]
+    return f"{state.candidate} at {state.weight} %: {words}"
 
 
 def _next_due(state: State, policy: Policy, now: float) -> float | None:
     """Seconds until time alone makes an edge due; what is seen of the world wakes a pass by itself."""
-    if state.phase not in (Stage.SHADOW, Stage.JUDGING, Stage.FINISHING):
+    if state.phase not in (Stage.SHADOW, Stage.JUDGING, Stage.FINISHING) and state.reason != BASE_SHORT:
         return None
     step = policy.shadow if state.step == SHADOW_STEP else state.steps[state.step]
     if step is None:

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from paceline_crds.revision import GateStatus, RevisionRollout, RolloutEvent, VerdictStatus
 from paceline_crds.status import RolloutStatus, ShadowTraffic
 from paceline_kube import JsonObject, Key, key_of
-from paceline_operator.observed import Observed
+from paceline_operator.observed import Observed, Ownership
 
 from .asked import Judgement
 from .rules import Rules
 from .state import Phase, State
-from .transition import ITSELF, Record
+from .transition import ITSELF, SUPERSEDED, Record
 
 MOST_EVENTS = 40
 MOST_GATES = 64
@@ -93,7 +93,7 @@ def with_event(kept: RevisionRollout | None, record: Record) -> RevisionRollout:
     return RevisionRollout(verdict=kept.verdict if kept is not None else None, timeline=[*before, event][-MOST_EVENTS:])
 
 
-def untold(observed: Observed, asked: str) -> dict[str, RevisionRollout]:
+def untold(observed: Observed, asked: str, staged: bool) -> dict[str, RevisionRollout]:
     """What is to be kept of revisions whose last decision was taken and not kept, as by a process that ended just then.
 
     A decision is in the record of the traffic first, and then in the timeline. So the timeline is behind by one at the
@@ -101,6 +101,7 @@ def untold(observed: Observed, asked: str) -> dict[str, RevisionRollout]:
 
     Args:
         asked: the revision that the spec asks for.
+        staged: the spec asks for a rollout by steps. Revisions that it left before they were begun are told of then.
     """
     traffic = observed.traffic
     if traffic is None:
@@ -109,11 +110,16 @@ def untold(observed: Observed, asked: str) -> dict[str, RevisionRollout]:
     about = asked if state.phase is Phase.BLOCKED else state.candidate or state.rejected
     found = {}
     for view in observed.revisions:
+        if view.owner is Ownership.FOREIGN:
+            continue
         last = next(reversed((view.rollout.timeline if view.rollout is not None else None) or []), None)
         if view.name == about != state.base:
             missing = _decision(view.name, state)
         elif last is not None and last.phase not in (Phase.IDLE, Phase.BLOCKED):
             missing = _end(view.name, last, state)
+        elif staged and last is None and view.traffic is None and view.name not in (asked, state.base):
+            words = f"the spec asks for {asked} now; it was not begun"
+            missing = Record(state.since, view.name, state.phase, Phase.IDLE, 0, ITSELF, SUPERSEDED, words)
         else:
             continue
         if last is None or (last.phase, last.weight, last.reason) != (missing.after, missing.weight, missing.reason):

@@ -27,6 +27,15 @@ ITSELF = "paceline"
 JUDGED = frozenset({Phase.SHADOW, Phase.MOVING, Phase.JUDGING, Phase.PREPARING, Phase.FINISHING})
 """Phases in which a verdict that fails sends the traffic back."""
 
+SUPERSEDED = "Superseded"
+"""Reason of a revision that another spec has left."""
+
+BASE_SHORT = "BaseShort"
+"""Reason of a step that waits for replicas of the base."""
+
+ORDERED = frozenset({OrderAction.PROMOTE.value, OrderAction.SKIP.value})
+"""Reasons of a step that a person wants now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -162,9 +171,23 @@ def _prepared(state: State, asked: Asked, seen: Seen, now: float) -> State:
         return at(state, Phase.SHADOW, now, "Shadowing", f"replicas ready for copies of requests: {needed}")
     if asked.paused:
         return state
+    if (short := _short(state, seen, now)) is not None:
+        return short
     step = state.steps[state.step]
     moved = with_weight(state, step.weight)
     return at(moved, Phase.MOVING, now, "Moving", f"replicas ready for {step.weight} %: {needed}")
+
+
+def _short(state: State, seen: Seen, now: float) -> State | None:
+    """Stay, as long as a step may take, where the base lacks replicas: it would be held to less than it is, and give up
+    replicas beside those that it lost. None: go on, as where a person wants the step now.
+    """
+    whole, ready = state.replicas(seen.total).base, seen.ready.get(state.base, 0)
+    over = state.reason in ORDERED or now - state.since >= state.steps[state.step].most
+    if over or not 0 < ready < whole:
+        return None
+    words = f"{ready} of {whole} replicas of {state.base} are ready; it goes on when all are, or by an order"
+    return state if state.reason == BASE_SHORT else replace(state, reason=BASE_SHORT, message=words)
 
 
 def _judged(state: State, asked: Asked, seen: Seen, now: float) -> State:
@@ -205,7 +228,7 @@ def _stopped(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State,
         if asked.revision != state.base and state.phase is Phase.FINISHING:
             return _finished(state, now), ITSELF
         reverted = asked.revision == state.base
-        reason = "Reverted" if reverted else "Superseded"
+        reason = "Reverted" if reverted else SUPERSEDED
         return _back(state, seen, now, reason, f"the spec asks for {asked.revision} now"), ITSELF
     order = _order(state, asked, state.candidate)
     if order is not None and order.action is OrderAction.ABORT:
