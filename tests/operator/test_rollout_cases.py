@@ -127,3 +127,29 @@ def test_a_person_goes_on_though_the_base_lacks_replicas_and_so_does_time() -> N
             world.now += 3601.0
         world.settle()
         assert where(world) == (Phase.JUDGING, 50)
+
+
+def test_a_skip_that_comes_when_its_step_has_just_passed_leaves_no_other_step_out() -> None:
+    world = World(spec(replicas=4, rollout=CANARY))
+    begin(world, 4)
+    world.verdict = Verdict.PASS
+    world.now += 61.0
+    while where(world) != (Phase.PREPARING, 10):
+        world.operator()
+    order = {"revision": world.desired().revision, "action": "Skip", "by": "ann", "why": "it is long enough"}
+    world.change(replicas=4, runtime={"maxNumSeqs": 8}, rollout=CANARY | {"order": order})
+    world.settle()
+    assert where(world) == (Phase.JUDGING, 50)
+
+
+def test_a_skip_of_what_holds_a_rollout_up_begins_it_with_its_first_step() -> None:
+    world = World(spec(replicas=4, rollout=CANARY))
+    world.settle()
+    world.free = None
+    world.change(replicas=4, runtime={"maxNumSeqs": 8}, rollout=CANARY)
+    world.settle()
+    assert where(world) == (Phase.BLOCKED, 0)
+    order = {"revision": world.desired().revision, "action": "Skip", "by": "ann", "why": "I have counted"}
+    world.change(replicas=4, runtime={"maxNumSeqs": 8}, rollout=CANARY | {"order": order})
+    world.settle()
+    assert where(world) == (Phase.JUDGING, 10)

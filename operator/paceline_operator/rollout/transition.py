@@ -290,9 +290,12 @@ def _order(state: State, asked: Asked, revision: str) -> Order | None:
 
 
 def _ordered(state: State, order: Order) -> State:
-    """Promote goes to the last step, Skip to the one after that which is there."""
+    """Promote goes to the last step. Skip waits no longer: from a step that is judged it goes to the next one; what has
+    not begun, or gets ready for a step already, goes to just that one.
+    """
     last = len(state.steps) - 1
-    step = last if order.action is OrderAction.PROMOTE else min(state.step + 1, last)
+    waits = state.phase in (Phase.IDLE, Phase.BLOCKED, Phase.PREPARING)
+    step = last if order.action is OrderAction.PROMOTE else state.step if waits else min(state.step + 1, last)
     return replace(state, step=step, handled=order.id)
 
 
