@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_crds import metrics as catalogue
 from paceline_router.processes.merging import (
     Exposition,
     Waiting,
@@ -28,6 +29,7 @@ from paceline_router.processes.merging import (
 )
 from paceline_router.processes.supervisor import reserve, share_of
 from paceline_router.processes.worker import Orders
+from paceline_router.report.text import OPENMETRICS, exposition, sample, service_labels
 from paceline_router.settings import Settings
 
 START_SECONDS = 60
@@ -131,6 +133,10 @@ async def test_all_share_a_port_and_one_admin_api_answers_for_them(tmp_path: Pat
         assert await ask(service.url, 40) == [200] * 40
         await until(lambda: has_answered(service, 40))
         async with httpx.AsyncClient(base_url=service.admin, timeout=START_SECONDS) as client:
+            shown = await client.get("/metrics", headers={"accept": OPENMETRICS})
+            assert shown.headers["content-type"] == OPENMETRICS
+            assert "# {request_id=" in shown.text
+            assert shown.text.endswith("# EOF\n")
             assert (await client.get("/health/live")).status_code == 200
             assert (await client.get("/v1/paceline/routes")).status_code == 401
             page = await page_of(client)
@@ -271,6 +277,21 @@ def test_counters_are_added_and_of_ages_the_oldest_counts() -> None:
     assert merge_expositions([one, counted(other)]).text() == (TEXT % (11, 22, 3, 1, "0.5")).replace(
         "sum 0.25", "sum 0.5"
     )
+
+
+def test_requests_to_look_at_outlive_the_merging_and_no_label_passes_for_one(helpers: Any) -> None:
+    forged = 'x # {request_id="forged"} 1'
+    labels = (*service_labels(helpers.KEY), ("tenant", forged), ("le", "+Inf"))
+    bucket = f"{catalogue.ROUTER_TENANT_TTFT.name}_bucket"
+    samples = [(bucket, labels, 3), sample(catalogue.ROUTER_TENANT_ADMITTED, labels[:2], forged, value=5)]
+    with_one = exposition(samples, {(bucket, labels): ('r-"1', 0.25)})
+    without = exposition(samples, {})
+    one = Exposition.parse(with_one)
+    assert one.text(openmetrics=True) == with_one
+    assert one.text() == exposition(samples)
+    assert Exposition.parse(without).exemplars == {}
+    merged = merge_expositions([one, Exposition.parse(without)]).text(openmetrics=True)
+    assert merged == with_one.replace("} 3 #", "} 6 #").replace("} 5", "} 10")
 
 
 @given(st.lists(st.integers(0, 2**53 // 20), min_size=1, max_size=10))

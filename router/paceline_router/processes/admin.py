@@ -12,11 +12,11 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from paceline_crds import metrics as catalogue
@@ -35,7 +35,7 @@ from paceline_router.report.admin import MAX_HEAD_BYTES, STREAMS_END_WITHIN
 from paceline_router.report.demand import stream
 from paceline_router.report.guard import guarded_app
 from paceline_router.report.status import merge_status
-from paceline_router.report.text import exposition, sample
+from paceline_router.report.text import OPENMETRICS, TEXT, accepts_openmetrics, exposition, sample
 from paceline_router.report.tokens import AdminToken
 
 ASK_SECONDS = 5.0
@@ -181,7 +181,8 @@ class CombinedAdmin:
     async def _get(self, port: int, path: str) -> tuple[int, str]:
         assert self._session is not None
         try:
-            async with self._session.get(f"http://127.0.0.1:{port}{path}") as answer:
+            # Of metrics the form that has all of them.
+            async with self._session.get(f"http://127.0.0.1:{port}{path}", headers={"accept": OPENMETRICS}) as answer:
                 return answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError) as exc:
             words = str(exc) or f"nothing came in {ASK_SECONDS:g} s"
@@ -217,8 +218,8 @@ class CombinedAdmin:
             return "starting"
         return "ready" if all(one.silence < RED_SECONDS for one in up.values()) else "silent"
 
-    async def metrics(self) -> str:
-        """The text for all. A process that does not answer counts with what it said last."""
+    async def metrics(self, openmetrics: bool = False) -> str:
+        """The text for all, as `Exposition.text`. A process that does not answer counts with what it said last."""
         up = tuple(self._up())
         answers = await asyncio.gather(*(self._ask(pid, "/metrics") for pid in up), return_exceptions=True)
         for pid, answer in zip(up, answers, strict=True):
@@ -228,7 +229,7 @@ class CombinedAdmin:
             sample(catalogue.ROUTER_PROCESS_RESTARTS, (), reason, value=count)
             for reason, count in self._restarts.items()
         )
-        return merge_expositions([*self._said.values(), self._ended, Exposition.parse(own)]).text()
+        return merge_expositions([*self._said.values(), self._ended, Exposition.parse(own)]).text(openmetrics)
 
     def demand(self) -> list[Waiting]:
         """What waits in all processes, as far as has been heard."""
@@ -272,8 +273,10 @@ def make_app(fleet: CombinedAdmin, token: AdminToken) -> FastAPI:
         return JSONResponse({"status": "alive"})
 
     @app.get("/metrics")
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(await fleet.metrics(), media_type="text/plain; version=0.0.4")
+    async def metrics(accept: Annotated[str, Header()] = "") -> PlainTextResponse:
+        openmetrics = accepts_openmetrics(accept)
+        text = await fleet.metrics(openmetrics)
+        return PlainTextResponse(text, headers={"content-type": OPENMETRICS if openmetrics else TEXT})
 
     @app.get("/v1/paceline/routes")
     async def routes() -> JSONResponse:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline_crds import metrics as catalogue
 from paceline_router.shape.split_condition import condition_of
@@ -14,39 +15,60 @@ _SAME = frozenset([catalogue.ROUTER_REPLICAS.name, catalogue.ROUTER_SERVICES.nam
 """Each process has the same table, and is the same."""
 
 
+_EXEMPLAR: Final = re.compile(r'(.*) # (\{request_id="(?:[^"\\]|\\.)*"\} \S+)')
+"""A series and its exemplar. Inside a label's value a quote has a backslash before it, so none can pass for one."""
+
+_COUNTED: Final = "_total"
+
+
 @dataclass
 class Exposition:
-    """A text of `/metrics`, taken apart. Order is kept."""
+    """A text of `/metrics`, taken apart. Order is kept; a family's name is that of its metric."""
 
-    comments: dict[str, list[str]] = field(default_factory=dict)
-    """`# HELP` and `# TYPE` of each family."""
+    helps: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     series: dict[str, dict[str, float]] = field(default_factory=dict)
     """Values by family, then by name with labels."""
+    exemplars: dict[str, str] = field(default_factory=dict)
+    """By name with labels, as they are written."""
 
     @classmethod
     def parse(cls, text: str) -> Exposition:
         """Take a text apart as `report.text.exposition` writes it: each family's series follow its comments."""
         found = cls()
-        family = ""
+        family = about = ""
         for line in text.splitlines():
-            if line.startswith("# "):
-                _, what, family, rest = line.split(" ", 3)
-                found.comments.setdefault(family, []).append(line)
-                if what == "TYPE":
-                    found.kinds[family] = rest
-            elif line:
+            if line.startswith("# HELP "):
+                about = line.split(" ", 3)[3]
+            elif line.startswith("# TYPE "):
+                _, _, family, kind = line.split(" ", 3)
+                if kind == "counter" and not family.endswith(_COUNTED):
+                    family += _COUNTED
+                found.kinds[family] = kind
+                if about:
+                    found.helps[family] = about
+                about = ""
+            elif line and not line.startswith("#"):
+                if " # {" in line and (both := _EXEMPLAR.fullmatch(line)):
+                    line, exemplar = both.groups()
+                    found.exemplars[line.rpartition(" ")[0]] = exemplar
                 series, _, value = line.rpartition(" ")
                 found.series.setdefault(family, {})[series] = float(value)
         return found
 
-    def text(self) -> str:
-        """The text again."""
+    def text(self, openmetrics: bool = False) -> str:
+        """The text again, as 0.0.4 or as OpenMetrics, which has the exemplars."""
         lines: list[str] = []
         for family, series in self.series.items():
-            lines += self.comments.get(family, [])
-            lines += [f"{name} {int(value) if value.is_integer() else value!r}" for name, value in series.items()]
-        return "\n".join(lines) + "\n"
+            kind, about = self.kinds.get(family, ""), self.helps.get(family)
+            name = family.removesuffix(_COUNTED) if openmetrics and kind == "counter" else family
+            lines += [] if about is None else [f"# HELP {name} {about}"]
+            lines += [f"# TYPE {name} {kind}"] if kind else []
+            for one, value in series.items():
+                line = f"{one} {int(value) if value.is_integer() else value!r}"
+                exemplar = self.exemplars.get(one) if openmetrics else None
+                lines.append(line if exemplar is None else f"{line} # {exemplar}")
+        return "\n".join([*lines, *(["# EOF"] if openmetrics else [])]) + "\n"
 
 
 def _together(family: str, kind: str, earlier: float, value: float) -> float:
@@ -59,11 +81,13 @@ def _together(family: str, kind: str, earlier: float, value: float) -> float:
 
 
 def merge_expositions(texts: Iterable[Exposition]) -> Exposition:
-    """Counters, histograms and amounts are added; of ages, times and ratios the largest counts."""
+    """Counters, histograms and amounts are added; of ages, times and ratios the largest counts, of exemplars any."""
     merged = Exposition()
     for one in texts:
+        merged.exemplars.update(one.exemplars)
         for family, series in one.series.items():
-            merged.comments.setdefault(family, one.comments.get(family, []))
+            if family in one.helps:
+                merged.helps.setdefault(family, one.helps[family])
             kind = merged.kinds.setdefault(family, one.kinds.get(family, ""))
             into = merged.series.setdefault(family, {})
             for name, value in series.items():
@@ -78,7 +102,7 @@ def counted(exposition: Exposition) -> Exposition:
         for family, series in exposition.series.items()
         if exposition.kinds.get(family) in ("counter", "histogram")
     }
-    return Exposition(dict(exposition.comments), dict(exposition.kinds), kept)
+    return Exposition(dict(exposition.helps), dict(exposition.kinds), kept)
 
 
 def merge_routes(pages: list[Mapping[str, Any]]) -> dict[str, Any]:
