@@ -14,12 +14,14 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from e2e_support import Fleet, eventually
+from e2e_support import SYSTEM, Fleet, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
 
 CHART = str(Path(__file__).parents[1] / "charts" / "paceline")
 KEY = "sk-of-team-a"
+PLAIN = "sk-of-team-b"
+"""Somebody put the key where its hash should be."""
 QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
@@ -52,9 +54,11 @@ def routers_may_read(fleet: Fleet, namespace: str, secret: str) -> Iterator[None
 
 def test_tenants_are_known_by_keys_in_a_secret_and_held_to_their_limits(fleet: Fleet) -> None:
     with fleet.namespace("keys"), routers_may_read(fleet, "keys", "chat-keys"):
-        digest = base64.b64encode(hashlib.sha256(KEY.encode()).hexdigest().encode()).decode()
+        digest = hashlib.sha256(KEY.encode()).hexdigest()
+        entries = {"team-a": digest, "team-b": PLAIN}
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in entries.items()}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-keys", "namespace": "keys"}}
-        fleet.cluster.kubectl("apply", "-f", "-", stdin=json.dumps({**secret, "data": {"team-a": digest}}))
+        fleet.cluster.kubectl("apply", "-f", "-", stdin=json.dumps({**secret, "data": data}))
         tenancy = {
             "identity": {"from": "APIKey", "secretName": "chat-keys"},
             "tenants": [{"name": "team-a", "requestsPerMinute": 12}],
@@ -77,6 +81,19 @@ def test_tenants_are_known_by_keys_in_a_secret_and_held_to_their_limits(fleet: F
                 model="keys/chat", max_tokens=4, messages=QUESTION
             )
         assert refused.value.code == "invalid_api_key"
+
+        with pytest.raises(openai.AuthenticationError):
+            client_of(fleet, PLAIN, "keys").chat.completions.create(model="keys/chat", max_tokens=4, messages=QUESTION)
+        logs = "\n".join(
+            fleet.cluster.kubectl("logs", "-n", where, "-l", which, "--tail=-1")
+            for where, which in (
+                (SYSTEM, "app.kubernetes.io/component=router"),
+                (SYSTEM, "app.kubernetes.io/component=operator"),
+                ("keys", "paceline.io/service=chat"),
+            )
+        )
+        assert "keys/chat-keys, entry team-b" in logs, "it is told which entry is wrong"
+        assert not [word for word in (KEY, PLAIN, "sk-wrong", *entries.values(), *data.values()) if word in logs]
 
         # Twelve a minute, of which ten seconds' worth may come at once.
         def ask_often() -> None:

@@ -379,12 +379,13 @@ def test_a_users_comparison_that_keeps_failing_is_left_alone_for_a_while(told: A
 
 
 @pytest.mark.parametrize("hours", [0.0, 1.0])
-def test_no_word_of_a_prompt_or_answer_is_in_logs_and_in_files_only_on_request(
+def test_no_word_of_a_prompt_or_answer_and_no_token_is_in_logs_and_in_files_only_on_request(
     tmp_path: Path, told: Any, hours: float, plugins: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
     log = (tmp_path / "log").open("w+b")
+    token = {"authorization": "Bearer CANARY-token"}
     process = subprocess.Popen(
         [
             *(
@@ -401,7 +402,7 @@ def test_no_word_of_a_prompt_or_answer_is_in_logs_and_in_files_only_on_request(
             *("--log-level", "debug", "--replay-percent", "100", "--keep-texts-hours", str(hours)),
             *("--plugin-timeout", "2"),
         ],
-        env={**os.environ, "PACELINE_ADMIN_TOKEN": "secret", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PACELINE_ADMIN_TOKEN": "CANARY-token", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=log,
     )
@@ -426,7 +427,7 @@ def test_no_word_of_a_prompt_or_answer_is_in_logs_and_in_files_only_on_request(
             told.pair(4, told.whole("CANARY"), Heard(500, "", False, [(0.1, b"CANARY")], 0.2)),
         ]
         for body in (encoded(*pairs), b"CANARY", encoded(*pairs)[:-10]):
-            request = urllib.request.Request(url + PAIRS, body, TOKEN)
+            request = urllib.request.Request(url + PAIRS, body, token)
             if body.endswith(b"CANARY") or len(body) < len(encoded(*pairs)):
                 with pytest.raises(urllib.error.HTTPError) as refused:
                     urllib.request.urlopen(request, timeout=30)
@@ -435,17 +436,24 @@ def test_no_word_of_a_prompt_or_answer_is_in_logs_and_in_files_only_on_request(
             else:
                 urllib.request.urlopen(request, timeout=30).close()
 
+        for path, given in (
+            (f"{PATH}/CANARY-id", token),
+            (f"{PATH}?service=CANARY", {"authorization": "Bearer CANARY"}),
+        ):
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(urllib.request.Request(url + path, headers=given), timeout=30)
+
         def metrics() -> str:
             with urllib.request.urlopen(url + "/metrics", timeout=30) as answer:
                 return str(answer.read().decode())
 
         until(lambda: "paceline_recorder_pairs_waiting 0" in metrics())
         assert 'paceline_recorder_pairs_total{outcome="kept"} 3' in metrics()
-        with urllib.request.urlopen(urllib.request.Request(f"{url}{PATH}/req-1", headers=TOKEN), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}{PATH}/req-1", headers=token), timeout=30) as answer:
             [shown] = json.loads(answer.read())["records"]
         assert ("CANARY" in json.dumps(shown)) == bool(hours)
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}{PATH}?since=0", headers=TOKEN), timeout=30
+            urllib.request.Request(f"{url}{PATH}?since=0", headers=token), timeout=30
         ) as answer:
             assert b"CANARY" not in answer.read()
     finally:
