@@ -62,6 +62,16 @@ def test_an_alert_reads_only_what_some_component_makes(alert: object) -> None:
     assert unknown(alert.expr) == []
 
 
+def test_the_accepted_length_is_counted_and_watched_exactly_where_there_is_speculation() -> None:
+    """The engine has none yet, so there is nothing to promise; whoever brings it brings the rest."""
+    crd = (ROOT / "charts/paceline/files/crds/paceline.io_inferenceservices.yaml").read_text(encoding="utf-8")
+    asked_for = re.search(r"^\s+speculation:$", crd, re.MULTILINE) is not None
+    assert re.search(r"^\s+prefixCaching:$", crd, re.MULTILINE), "fields are looked for as they are written"
+    accepted = re.compile(r"accepted|spec_decode|draft")
+    assert any(accepted.search(name) for name in BY_SERIES) is asked_for
+    assert any(accepted.search(alert.expr) for alert in ALERTS) is asked_for
+
+
 @every_alert
 def test_an_alert_says_whom_it_concerns_in_its_words(alert: object) -> None:
     assert isinstance(alert, type(ALERTS[0]))
