@@ -152,6 +152,11 @@ def _lines(obj: JsonObject, kept: Kept, said: Answer, now: float) -> Iterator[st
         rows = [["PLACE", "SIGNAL", "OUTCOME", "NUMBERS"]]
         rows += [[str(gate.get(key) or "") for key in ("place", "signal", "outcome", "message")] for gate in gates]
         yield indented(rows)
+    prospects = told.get("prospects") or ()
+    if prospects:
+        rows = [["PLACE", "SIGNAL", "WHAT THE STEP CAN FIND OUT, COMPUTED BEFORE IT"]]
+        rows += [[str(one.get(key) or "") for key in ("place", "signal", "message")] for one in prospects]
+        yield indented(rows)
 
 
 def _as_json(obj: JsonObject, kept: Kept, said: Answer) -> dict[str, Any]:

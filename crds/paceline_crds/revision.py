@@ -114,11 +114,30 @@ class RevisionPoolStatus(Model):
 class GateStatus(Model):
     """What one gate says of one pool and shape of requests."""
 
-    place: Annotated[str, Field(description="Pool and shape, as pool/shape.")]
+    place: Annotated[str, Field(description="Pool and shape, as pool/shape; or pool; or service.")]
     signal: Annotated[str, Field(description="What was looked at.")]
     outcome: Annotated[str, Field(description="Better, NoWorse, Worse or NotKnown.")]
     reason: Annotated[str, Field(description="Why, one word for programs.")]
     message: Annotated[str, Field(description="The same as a sentence, with numbers and interval.")]
+
+
+class ProspectStatus(Model):
+    """What one gate can say of one place by the end of a step, as computed before it."""
+
+    place: Annotated[str, Field(description="Pool and shape, as pool/shape; or pool; or service.")]
+    signal: Annotated[str, Field(description="What is looked at.")]
+    seconds: Annotated[
+        int | None,
+        Field(description="Until an unchanged revision is called no worse; absent: it cannot be, or is not known."),
+    ] = None
+    detectable: Annotated[
+        str | None,
+        Field(
+            description="The smallest regression that is called worse by the end, in percent or points as the gate's "
+            "margin is; absent: none is, or that is not known."
+        ),
+    ] = None
+    message: Annotated[str, Field(description="The same as a sentence.")]
 
 
 class VerdictStatus(Model):
@@ -133,6 +152,9 @@ class VerdictStatus(Model):
     since: Annotated[str, Field(description="Begin of the evidence (RFC 3339).")]
     at: Annotated[str, Field(description="When it was judged (RFC 3339).")]
     gates: Annotated[list[GateStatus] | None, Field(description="By gate and place, at most 64.")] = None
+    prospects: Annotated[list[ProspectStatus] | None, Field(description="What the step can find out, at most 64.")] = (
+        None
+    )
 
 
 class RolloutEvent(Model):

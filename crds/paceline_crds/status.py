@@ -115,6 +115,10 @@ class RolloutStatus(Model):
     verdict: Annotated[
         str | None, Field(description="Pass, Fail or NotKnown, of this step; absent where nothing is judged.")
     ] = None
+    prospect: Annotated[
+        str | None,
+        Field(description="What the step will hardly find out in its time, or else when it will know all of it."),
+    ] = None
     reason: Annotated[str, Field(description="Why it is where it is, one word for programs.")]
     message: Annotated[str, Field(description="The same as a sentence, with the numbers of that moment.")] = ""
 

@@ -180,6 +180,7 @@ class Operator:
             clock=time.time,
             interval=settings.rollout_seconds,
             outputs=lambda key: self.canary.of(key),
+            warn=self._warn_of_step,
             prometheus=self._prometheus.value if self._prometheus is not None else None,
             active=self.election.leading.is_set,
         )
@@ -305,6 +306,11 @@ class Operator:
     def _rollouts(self) -> Mapping[Key, Mapping[str, Any]]:
         """As the statuses tell them; nothing where another process tells them."""
         return told_of(self.watching.caches.services.list()) if self.election.leading.is_set() else {}
+
+    def _warn_of_step(self, key: Key, words: str) -> None:
+        service = self.watching.caches.services.get(*key)
+        if service is not None:
+            self.recorder.event(service, type="Warning", reason="RolloutStepTooShort", message=words)
 
     def _touched(self, key: Key) -> None:
         self.drift.touch(key)

@@ -67,17 +67,18 @@ def prospect(gate: Gate, base: Seen, traffic: Traffic, duration: float, alpha: f
     at = f"at {share:g} % of {rate:g} requests/s"
     never = f"{at}, {gate.signal} within {gate.margin:g} {gate.unit} cannot be known"
     needs = (
-        never if seconds is None else f"{at}, {gate.signal} within {gate.margin:g} {gate.unit} needs {_hours(seconds)}"
+        never if seconds is None else f"{at}, {gate.signal} within {gate.margin:g} {gate.unit} needs {hours(seconds)}"
     )
     finds = (
-        f"no regression is found in {_hours(duration)}"
+        f"no regression is found in {hours(duration)}"
         if detectable is None
-        else f"in {_hours(duration)} a regression of {detectable:.3g} {gate.unit} is found"
+        else f"in {hours(duration)} a regression of {detectable:.3g} {gate.unit} is found"
     )
     return Prospect(seconds, detectable, f"{needs}; {finds}")
 
 
-def _hours(seconds: float) -> str:
+def hours(seconds: float) -> str:
+    """A time in words, to two digits or so."""
     return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
 
 

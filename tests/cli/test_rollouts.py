@@ -40,7 +40,9 @@ def told(verdict: str = "Pass", generation: int = 7, step: int = 1, at: float = 
         "generation": generation,
         "step": step,
     }
-    return {**said, "weight": 5, "since": stamp_of(at - 600), "at": stamp_of(at), "gates": [gate]}
+    foreseen = {"place": "default/Short", "signal": "TTFTP99", "seconds": 32401, "message": "it needs 9.0 h"}
+    times = {"since": stamp_of(at - 600), "at": stamp_of(at)}
+    return {**said, "weight": 5, **times, "gates": [gate], "prospects": [foreseen]}
 
 
 def rollout(phase: str = "Judging", revision: str = "chat-bbb", **fields: Any) -> dict[str, Any]:
@@ -101,6 +103,7 @@ async def test_a_pipeline_reads_the_exit_code_and_people_the_gates(paceline: Any
     assert done.exit_code == 0, done.output
     assert f"demo/chat {staged}: Pass: said Pass" in done.stdout
     assert "TTFTP99" in done.stdout
+    assert "it needs 9.0 h" in done.stdout
     shown = json.loads((await paceline("verdict", "chat", "--revision", staged, "-o", "json")).stdout)
     assert (shown["verdict"], shown["judged"]["weight"], shown["timeline"][0]["reason"]) == ("Pass", 5, "Followed")
     unknown = await paceline("verdict", "chat", "--revision", "chat-zzz")

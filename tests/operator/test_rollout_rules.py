@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline_crds.rollout import OnBreach, OnNotKnown, RolloutSpec
-from paceline_operator.rollout.asked import Judgement, Step
+from paceline_operator.rollout.asked import Foreseen, Judgement, Step
 from paceline_operator.rollout.rules import rules_of
 from paceline_operator.rollout.state import Phase, State
 from paceline_operator.rollout.told import (
@@ -171,6 +171,29 @@ def test_the_revision_keeps_its_last_decisions_and_its_verdict_as_long_as_it_is_
     assert rollout_of(stored) == judged
     assert rollout_of({"status": {"rollout": {"timeline": "long"}}}) is None
     assert rollout_of({}) is None
+
+
+def test_what_a_step_can_find_out_is_told_with_its_verdict() -> None:
+    gates = (
+        Foreseen("default/Short", "TTFTP99", 32400.2, 43.21, "at 5 % of 3 requests/s, ... needs 9 h"),
+        Foreseen("service", "Query/cost", None, None, "never"),
+    )
+    said = replace(SAID, foreseen=gates, prospect="1 of 2 gates will hardly be known")
+    status = rollout_status(STATE, "chat-b", said)
+    assert status is not None
+    assert status.prospect == "1 of 2 gates will hardly be known"
+    kept = with_verdict(None, said, STATE)
+    assert kept is not None
+    assert kept.model_dump(mode="json", exclude_none=True)["verdict"]["prospects"] == [
+        {
+            "place": "default/Short",
+            "signal": "TTFTP99",
+            "seconds": 32401,
+            "detectable": "43.2",
+            "message": "at 5 % of 3 requests/s, ... needs 9 h",
+        },
+        {"place": "service", "signal": "Query/cost", "message": "never"},
+    ]
 
 
 def test_metrics_are_of_services_that_have_a_rollout() -> None:

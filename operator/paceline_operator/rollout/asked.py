@@ -91,6 +91,25 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a gate can say of one place by the end of a step, computed beforehand.
+
+    Attributes:
+        name: of the gate.
+        seconds: until an unchanged candidate is called no worse; None where that cannot be, or is not known.
+        detectable: the smallest regression, in the gate's unit, that is called worse by the end; None where none is,
+            or that is not known.
+        message: a sentence.
+    """
+
+    place: str
+    name: str
+    seconds: float | None
+    detectable: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict, with what it is about: one of another candidate, step or traffic, or from before, counts for nothing.
 
@@ -101,6 +120,8 @@ class Judgement:
         since: of its oldest evidence, seconds since the epoch.
         at: when it was given, seconds since the epoch.
         findings: by place (pool and shape, or pool) and gate.
+        foreseen: what the step can find out, as it was computed before it.
+        prospect: the same in a sentence.
     """
 
     revision: str
@@ -111,6 +132,8 @@ class Judgement:
     message: str
     at: float = 0.0
     findings: tuple[tuple[str, Said], ...] = ()
+    foreseen: tuple[Foreseen, ...] = ()
+    prospect: str = ""
 
 
 @dataclass(frozen=True, slots=True)

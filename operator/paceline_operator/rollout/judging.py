@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paceline_shadow_traffic.verdict import Judged, Question, Said, judge
+from paceline_shadow_traffic.verdict import Judged, Question, Said, Verdict, judge
 
 from .asked import Judgement
 from .comparing import Compared
@@ -55,6 +55,13 @@ def judgement_of_answers(rules: Rules, state: State, compared: Compared, now: fl
     evidence, minor = major(compared.windows)
     found = judge(rules.output_gates, evidence, compared.since, now, judged_steps(rules, state))
     return _told(state, compared.since, found, (), minor, compared.trouble, now)
+
+
+def not_begun(state: State, now: float) -> Judgement:
+    """Of a step whose traffic has not moved yet."""
+    words = "its traffic has not moved yet"
+    about = (state.candidate, state.generation, state.step)
+    return Judgement(*about, now, Verdict.NOT_KNOWN, words, now)
 
 
 def judged_steps(rules: Rules, state: State) -> int:

@@ -23,16 +23,17 @@ from paceline_operator.scaling.keeper import Seen
 from paceline_shadow_traffic.comparisons_page import PATH
 from paceline_shadow_traffic.verdict import Remark
 
-from .asked import Judgement
+from .asked import Foreseen, Judgement
 from .comparing import Compared, compare
+from .foreseeing import HISTORY_SECONDS, WHOLE, foresee, in_short, past_of, too_short
 from .gathering import ANCHOR_SECONDS, Heard, hear
-from .judging import judgement, judgement_of_answers
+from .judging import judgement, judgement_of_answers, not_begun
 from .outputs import canaried
 from .queries import ASK_SECONDS, Answers, QueryGate, queried, with_answer
 from .replicas import Counted, count, wanted
 from .rules import Rules
 from .staging import Stand, stand_of
-from .state import Phase, State
+from .state import SHADOW_STEP, Phase, State
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ WINDOW_LOOKS = 3
 JUDGED = frozenset({Phase.PREPARING, Phase.JUDGING, Phase.HELD})
 """Phases in which both revisions have requests, as every router has acknowledged."""
 
-WHOLE = "service"
-"""The place of what is not told apart by pool."""
+COMING = frozenset({Phase.PREPARING, Phase.MOVING})
+"""In which a step is about to begin."""
 
 Page = Mapping[str, Any]
 Counters = Mapping[str, Mapping[str, str] | str]
@@ -56,9 +57,10 @@ Counters = Mapping[str, Mapping[str, str] | str]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A rollout in which both revisions have requests.
+    """A rollout that is under way.
 
     Attributes:
+        judged: both revisions have requests, or the candidate copies of them.
         pods: of the pools that change, by name: ready ones of base and candidate.
         queries: users' own gates, about these two revisions.
     """
@@ -66,8 +68,22 @@ class _Due:
     uid: str
     state: State
     rules: Rules
+    judged: bool
     pods: Mapping[str, tuple[Sequence[JsonObject], Sequence[JsonObject]]]
     queries: tuple[QueryGate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """What one step can find out: by gate, and in a sentence."""
+
+    about: tuple[str, str, int]
+    gates: tuple[Foreseen, ...]
+    words: str
+
+    def beside(self, said: Judgement) -> Judgement:
+        """A verdict on that step, with this in it."""
+        return replace(said, foreseen=self.gates, prospect=self.words)
 
 
 @dataclass(slots=True)
@@ -102,6 +118,7 @@ class RolloutKeeper:
         interval: float = INTERVAL_SECONDS,
         outputs: Callable[[Key], Mapping[str, Outcome] | None] = lambda _: None,
         prometheus: Callable[[str], Awaitable[Sample]] | None = None,
+        warn: Callable[[Key, str], None] = lambda key, words: None,
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -116,6 +133,7 @@ class RolloutKeeper:
             interval: seconds between two looks.
             outputs: what is known of the answers of a service's replicas to the fixed question.
             prometheus: gives the one number of an expression; None: there is none to ask.
+            warn: told in words of a step that will hardly be known in its time.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -128,9 +146,12 @@ class RolloutKeeper:
         self._interval = interval
         self._outputs = outputs
         self._prometheus = prometheus
+        self._warn = warn
         self._active = active
         self._replicas = Replicas(clock, wanted)
         self._watched: dict[Key, _Watched] = {}
+        self._coming: dict[Key, Judgement] = {}
+        self._foreseen: dict[Key, _Foreseen] = {}
         self._recorder = ""
 
     def recorder(self) -> str:
@@ -140,11 +161,13 @@ class RolloutKeeper:
     def of(self, key: Key) -> Judgement | None:
         """The newest verdict; None where nothing was judged."""
         watched = self._watched.get(key)
-        return None if watched is None else watched.judgement
+        return self._coming.get(key) if watched is None else watched.judgement
 
     def forget(self) -> None:
         """Begin anew: another leader may have moved traffic meanwhile."""
         self._watched.clear()
+        self._coming.clear()
+        self._foreseen.clear()
 
     async def run(self) -> None:
         """For ever."""
@@ -176,13 +199,16 @@ class RolloutKeeper:
                 watched.answers[gate] = with_answer(gate, before, self._clock(), sample)
 
     async def look(self) -> None:
-        """Ask and judge, once for every rollout in which both revisions have requests."""
+        """Ask and judge, once for every rollout in which both revisions have requests; of steps to come foresee."""
         due: dict[Key, _Due] = {}
         for service in self._services():
             if _is_staged(service) and (found := self._under_way(key_of(service))) is not None:
                 due[key_of(service)] = found
-        for key in self._watched.keys() - due.keys():
+        for key in self._watched.keys() - {key for key, one in due.items() if one.judged}:
             del self._watched[key]
+        for of in (self._coming, self._foreseen):
+            for key in of.keys() - due.keys():
+                of.pop(key)
         shadowed = [key for key, one in due.items() if one.state.shadows]
         before, self._recorder = self._recorder, min(await self._recorders(), default="") if shadowed else ""
         for key in shadowed if before != self._recorder else ():
@@ -195,19 +221,45 @@ class RolloutKeeper:
         if seen is None or stand is None or seen.desired.rules is None:
             return None
         state = stand.state
-        judged = state.phase in JUDGED and 0 < state.weight < 100
-        if not state.candidate or not (judged or state.shadows):
+        judged = state.shadows or (state.phase in JUDGED and 0 < state.weight < 100)
+        if not state.candidate or not (judged or state.phase in COMING):
             return None
         rules, names = seen.desired.rules, _names(key, seen.observed.name, stand)
         queries = tuple(gate.about(names) for gate in rules.queries)
-        return _Due(seen.observed.uid, state, rules, _pods_of(seen, stand), queries)
+        return _Due(seen.observed.uid, state, rules, judged, _pods_of(seen, stand), queries)
 
     async def _apart(self, key: Key, due: _Due) -> None:
         """One service: a fault there must not stop the others, nor go unnoticed."""
         try:
-            await self._judge(key, due)
+            await self._foresee(key, due)
+            if due.judged:
+                await self._judge(key, due)
         except Exception:
             log.exception("%s/%s: its rollout could not be judged", *key)
+
+    async def _foresee(self, key: Key, due: _Due) -> None:
+        """Once for a step, before its traffic moves, from what routers saw in the last hour."""
+        state, rules, about = due.state, due.rules, (due.uid, due.state.candidate, due.state.step)
+        step = rules.policy.shadow if state.step == SHADOW_STEP else state.steps[state.step]
+        if step is None or (state.step != SHADOW_STEP and step.weight >= 100):
+            self._coming.pop(key, None)
+            self._foreseen.pop(key, None)
+            return
+        known = self._foreseen.get(key)
+        if known is None or known.about != about:
+            name, since = "/".join(key), self._clock() - HISTORY_SECONDS
+            pages = await self._answers(f"{SAMPLES_PATH}?since={since:.3f}&service={quote(name, safe='')}")
+            past = past_of(list(pages.values()), name, state.base, state.candidate)
+            if past is None:
+                return  # asked again at the next look
+            # Some tenths of a second of arithmetic, and nothing waits for it.
+            found = await asyncio.to_thread(foresee, rules, state, past, list(due.pods))
+            known = self._foreseen[key] = _Foreseen(about, found, in_short(found, step.most))
+            self._changed(key)
+            if words := too_short(found, step.most):
+                self._warn(key, words)
+        if not due.judged:
+            self._coming[key] = known.beside(not_begun(state, self._clock()))
 
     async def _judge(self, key: Key, due: _Due) -> None:
         name, now, state = "/".join(key), self._clock(), due.state
@@ -223,6 +275,8 @@ class RolloutKeeper:
             said = await self._of_answers(watched, name, state, due.rules)
         else:
             said = await self._of_samples(watched, key, due)
+        if (foreseen := self._foreseen.get(key)) is not None:
+            said = foreseen.beside(said)
         before, watched.judgement = watched.judgement, said
         known = None if before is None else (before.verdict, before.step)
         if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
 
-from paceline_crds.revision import GateStatus, RevisionRollout, RolloutEvent, VerdictStatus
+from paceline_crds.revision import GateStatus, ProspectStatus, RevisionRollout, RolloutEvent, VerdictStatus
 from paceline_crds.status import RolloutStatus, ShadowTraffic
 from paceline_kube import JsonObject, Key, key_of
 from paceline_operator.observed import Observed, Ownership
@@ -36,6 +37,7 @@ def rollout_status(state: State | None, asked: str, judgement: Judgement | None)
     if state is None or not (state.candidate or state.rejected or state.phase is Phase.BLOCKED):
         return None
     under_way = bool(state.candidate)
+    said = judgement if judgement is not None and _is_about(judgement, state) else None
     return RolloutStatus(
         revision=state.candidate or state.rejected or asked,
         phase=state.phase.value,
@@ -43,7 +45,8 @@ def rollout_status(state: State | None, asked: str, judgement: Judgement | None)
         steps=len(state.steps) if under_way else None,
         weight=state.weight,
         since=stamp(state.since) if state.since else None,
-        verdict=judgement.verdict.value if judgement is not None and _is_about(judgement, state) else None,
+        verdict=said.verdict.value if said is not None else None,
+        prospect=said.prospect[:MESSAGE_CHARACTERS] or None if said is not None else None,
         reason=state.reason,
         message=state.message[:MESSAGE_CHARACTERS],
     )
@@ -176,6 +179,17 @@ def verdict_status(judgement: Judgement, state: State) -> VerdictStatus:
             )
             for place, found in findings[:MOST_GATES]
         ],
+        prospects=[
+            ProspectStatus(
+                place=one.place,
+                signal=one.name,
+                seconds=None if one.seconds is None else math.ceil(one.seconds),
+                detectable=None if one.detectable is None else f"{one.detectable:.3g}",
+                message=one.message[:MESSAGE_CHARACTERS],
+            )
+            for one in judgement.foreseen[:MOST_GATES]
+        ]
+        or None,
     )
 
 
