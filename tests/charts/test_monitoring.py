@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ def test_runbooks_can_be_anywhere(control_plane: Cluster) -> None:
         render(control_plane, "--set", "monitoring.runbookURL=wiki")
 
 
+def test_a_page_for_each_alert_is_in_the_cluster_and_each_alert_says_how_to_read_it(control_plane: Cluster) -> None:
+    objects = render(control_plane, "--namespace", "elsewhere")
+    pages = objects["ConfigMap", "paceline-runbooks"]
+    rules = yaml.safe_load(objects["ConfigMap", "paceline-alerts"]["data"]["paceline.rules.yaml"])["groups"][0]["rules"]
+    assert pages["data"].keys() == {f"{rule['alert']}.md" for rule in rules}
+    control_plane.kubectl("create", "namespace", "elsewhere")
+    control_plane.apply(yaml.safe_dump(pages))
+    for rule in rules:
+        program, *words = shlex.split(rule["annotations"]["runbook"])
+        assert program == "kubectl"
+        assert control_plane.kubectl(*words).startswith(f"# {rule['alert']}\n")
+    control_plane.kubectl("delete", "namespace", "elsewhere", "--wait=false")
+
+
 def test_boards_are_found_by_grafanas_sidecar(control_plane: Cluster) -> None:
     boards = render(control_plane)["ConfigMap", "paceline-dashboards"]
     assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -95,6 +110,6 @@ def test_each_can_be_left_out(control_plane: Cluster, what: str) -> None:
         render(control_plane, *OPERATED),
         render(control_plane, *OPERATED, "--set", f"monitoring.{what}=false"),
     )
-    left_out = {"alerts": 1, "dashboards": 1, "podMonitors": 2}[what]
+    left_out = {"alerts": 2, "dashboards": 1, "podMonitors": 2}[what]
     assert len(with_it) - len(without) == left_out
     assert without.keys() < with_it.keys()

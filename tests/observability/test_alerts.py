@@ -53,6 +53,8 @@ def test_the_committed_files_are_the_ones_that_are_generated() -> None:
     say = "run `make crds`"
     assert (CHART_FILES / "rules.yaml").read_text(encoding="utf-8") == rule_file(Windows()), say
     assert (CHART_FILES / "alertmanager.yaml").read_text(encoding="utf-8") == routing_file(), say
+    shipped = {page.name: page.read_bytes() for page in (CHART_FILES.parent / "runbooks").iterdir()}
+    assert shipped == {page.name: page.read_bytes() for page in PAGES}, say
 
 
 @every_alert

@@ -65,7 +65,8 @@ def told(
     series: Mapping[str, str], at: str, alert: str, labels: Mapping[str, str], summary: str, step: str = STEP
 ) -> None:
     """Hold all labels and words of the one alert of a name that fires at a time."""
-    annotations = {"summary": summary, "runbook_url": f"docs/runbooks/{alert}.md"}
+    read = f"kubectl get configmap paceline-runbooks -n paceline-system -o jsonpath='{{.data.{alert}\\.md}}'"
+    annotations = {"summary": summary, "runbook_url": f"docs/runbooks/{alert}.md", "runbook": read}
     one = {"exp_labels": dict(labels), "exp_annotations": annotations}
     _test({"alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": [one]}]}, series, step)
 

@@ -13,6 +13,12 @@ Severity = Literal["critical", "warning"]
 RUNBOOKS: Final = "docs/runbooks"
 """Where the pages are in a checkout; the chart's `monitoring.runbookURL` takes its place."""
 
+RUNBOOKS_OBJECT: Final = "paceline-runbooks"
+"""The ConfigMap of the chart that has them."""
+
+NAMESPACE: Final = "paceline-system"
+"""Where that is; the chart puts its own in the place of this one."""
+
 _UNITS: Final = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
@@ -65,6 +71,11 @@ class Alert:
         """Address of its page."""
         return f"{RUNBOOKS}/{self.name}.md"
 
+    @property
+    def read(self) -> str:
+        """The command that shows its page, as the chart brought it into the cluster."""
+        return f"kubectl get configmap {RUNBOOKS_OBJECT} -n {NAMESPACE} -o jsonpath='{{.data.{self.name}\\.md}}'"
+
     def rule(self) -> dict[str, Any]:
         """The rule as a file of Prometheus has it."""
         times = {"for": self.waits, "keep_firing_for": self.keeps}
@@ -73,5 +84,5 @@ class Alert:
             "expr": self.expr,
             **{key: value for key, value in times.items() if value is not None},
             "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "runbook_url": self.runbook},
+            "annotations": {"summary": self.summary, "runbook_url": self.runbook, "runbook": self.read},
         }
