@@ -7,8 +7,10 @@ seconds, which is to them what thirty are to the shipped ones.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +20,7 @@ import psutil
 import pytest
 from alerting import Watch, watching
 from e2e_support import SYSTEM, Fleet, eventually, processes_of, under_load
-from runbooks import runbook_commands
+from runbooks import runbook_commands, runbook_queries, runbook_steps
 
 from paceline_observability.alerts import Windows
 from paceline_observability.dashboards import BOARDS, concrete
@@ -221,6 +223,37 @@ def _other_config_map(fleet: Fleet, namespace: str, service: str) -> Iterator[No
     fleet.cluster.kubectl("delete", "configmap", found["metadata"]["name"], "-n", namespace)
     fleet.cluster.kubectl("create", "-f", "-", stdin=json.dumps(other))
     yield
+
+
+CHANGES = ("delete", "scale", "rollback")
+"""Commands that somebody only types when it has come to that; tried elsewhere."""
+
+
+def test_what_the_runbooks_tell_one_to_type_works_to_the_letter(fleet: Fleet, watch: Watch, services: str) -> None:
+    pod = fleet.pods(services, "paceline.io/service=chat")[0]["metadata"]["name"]
+    example = re.compile(r"^(pod|chat-default-[0-9a-z-]+)$")
+    failed = []
+    for words in runbook_steps():
+        if words[0] == "amtool" or set(CHANGES) & set(words):
+            continue
+        command = [
+            pod
+            if example.match(word)
+            else services
+            if word == "demo"
+            else word.replace("demo/chat", f"{services}/chat")
+            for word in words
+        ]
+        if command[0] == "paceline":
+            command[:1] = [sys.executable, "-m", "paceline_cli"]
+        done = fleet.cluster.run(*command, check=False, timeout=120)
+        # Of a container that never ended there is no log of before; whether something drifted is an answer too.
+        good = done.returncode == 0 or "--previous" in words or (words[1] == "drift" and done.returncode in (1, 3))
+        if not good or ("exec" in words and not done.stdout.startswith(("200 ", '{"status"'))):
+            failed.append(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
+    assert not failed, "\n".join(failed)
+    for query in runbook_queries():
+        watch.query(query.replace('"demo"', f'"{services}"'))
 
 
 def test_the_silences_of_the_runbooks_are_understood_by_alertmanager(watch: Watch) -> None:

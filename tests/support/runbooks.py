@@ -18,6 +18,12 @@ def runbook_commands(program: str) -> list[list[str]]:
     return [shlex.split(line) for line in sorted(lines)]
 
 
+def runbook_steps() -> list[list[str]]:
+    """All lines to type on all pages, each once."""
+    lines = {line for page in PAGES for line in re.findall(r"^ *\$ (.+)$", page.read_text("utf-8"), re.MULTILINE)}
+    return [shlex.split(line) for line in sorted(lines)]
+
+
 def runbook_queries() -> list[str]:
     """PromQL of all pages."""
     return [
