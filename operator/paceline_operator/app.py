@@ -37,6 +37,7 @@ from .objectives import ObjectiveKeeper, thresholds
 from .queue import WorkQueue
 from .reconcile import Reconciler
 from .rollout.keeper import RolloutKeeper
+from .rollout.kept import EvidenceMaps
 from .rollout.told import told_of
 from .scaling.keeper import ScalingKeeper
 from .schemas import SchemaKeeper
@@ -181,6 +182,7 @@ class Operator:
             interval=settings.rollout_seconds,
             outputs=lambda key: self.canary.of(key),
             warn=self._warn_of_step,
+            evidences=EvidenceMaps(guarded),
             prometheus=self._prometheus.value if self._prometheus is not None else None,
             active=self.election.leading.is_set,
         )

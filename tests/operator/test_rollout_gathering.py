@@ -104,6 +104,16 @@ def test_a_router_that_is_silent_or_began_anew_leaves_a_window_that_is_not_known
     assert total(heard) == (11, 11)
 
 
+def test_a_router_that_knew_nothing_at_the_moment_that_is_asked_about_leaves_a_window_that_is_not_known() -> None:
+    """As one that was started anew while nobody looked."""
+    router, heard = Router(), Heard(BEGAN - 100.0, BEGAN - 100.0)
+    router.serve(10)
+    heard = look(heard, BEGAN + 10, r0=router.page(BEGAN + 10))
+    assert "1 of 1 routers" in heard.trouble
+    router.serve(10)
+    assert total(look(heard, BEGAN + 20, r0=router.page(BEGAN + 20))) == (5, 5)
+
+
 def test_pages_of_another_form_say_nothing_and_why() -> None:
     router, heard = Router(), Heard(BEGAN, BEGAN)
     router.serve(10)

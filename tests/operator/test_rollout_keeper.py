@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from planned_world import World, spec
 
 from paceline_crds.sketch import SCALE, Sketch
+from paceline_kube import Key
 from paceline_operator.rollout.asked import Judgement
+from paceline_operator.rollout.gathering import Heard
 from paceline_operator.rollout.keeper import RolloutKeeper
+from paceline_operator.rollout.kept import MOST_BYTES, Kept, pack, unpack
+from paceline_operator.rollout.replicas import Counted
 from paceline_operator.rollout.state import Phase, State
 from paceline_operator.scaling.keeper import Seen
+from paceline_shadow_traffic.evidence import Seen as SeenOf
+from paceline_shadow_traffic.evidence import Signal, Window
+from paceline_shadow_traffic.share import Share
 from paceline_shadow_traffic.verdict import Verdict
 
 KEY = ("demo", "chat")
@@ -64,7 +75,7 @@ class Told:
         since = float(parse_qs(urlsplit(path).query)["since"][0])
         counts: Counter[str] = Counter()
         for at, revision, count in self.served:
-            if at >= since:
+            if at - 10.0 >= since:
                 counts[revision] += count
         times = Sketch.of(0.1 + part / 100 for part in range(10))
         rows = []
@@ -72,7 +83,7 @@ class Told:
             ttft = Sketch({bucket: ones * count // 10 for bucket, ones in times.counts.items()}).encode()
             place = {"pool": "default", "revision": revision, "shape": "ShortInputShortOutput"}
             rows.append({**place, "outcomes": {"2xx": count}, "met": 0, "missed": 0, "ttft": ttft, "tpot": []})
-        begin = min((at for at, *_ in self.served if at >= since), default=self.world.now) - 10.0
+        begin = min((at - 10.0 for at, *_ in self.served if at - 10.0 >= since), default=self.world.now)
         return {"r0": {"scale": SCALE, "to": self.world.now, "services": {"demo/chat": {"from": begin, "rows": rows}}}}
 
     def serve(self, looks: int, keeper: RolloutKeeper | None = None) -> None:
@@ -177,6 +188,121 @@ def test_a_verdict_on_the_step_keeps_what_was_foreseen() -> None:
     assert (said.verdict, said.foreseen) == (Verdict.PASS, foreseen)
     assert len(said.findings) == 2
     assert said.generation == told.state.generation
+
+
+@dataclass
+class Maps:
+    """Where evidence is kept, in this process."""
+
+    raw: bytes | None = None
+    writes: int = 0
+
+    async def read(self, key: Key) -> bytes | None:
+        return self.raw
+
+    async def write(self, key: Key, uid: str, raw: bytes) -> None:
+        self.raw, self.writes = raw, self.writes + 1
+
+    async def drop(self, key: Key) -> None:
+        self.raw = None
+
+
+def halfway() -> tuple[Told, Maps]:
+    """Three minutes of a step were watched, by an operator that has ended."""
+    told, maps = begun(), Maps()
+    keeper = told.keeper(evidences=maps)
+    until_phase(told, Phase.JUDGING)
+    told.serve(18, keeper)
+    assert of(keeper).verdict is Verdict.PASS
+    assert 2 <= maps.writes <= 3, "once a minute"
+    return told, maps
+
+
+def samples(keeper: RolloutKeeper) -> float:
+    return max((getattr(one, "samples", (0.0, 0.0))[1] for _, one in of(keeper).findings), default=0.0)
+
+
+def test_an_operator_that_is_started_anew_goes_on_with_the_evidence_of_the_step_and_with_what_came_meanwhile() -> None:
+    told, maps = halfway()
+    told.serve(3)
+    keeper = told.keeper(evidences=maps)
+    told.serve(1, keeper)
+    assert of(keeper).verdict is Verdict.PASS
+    assert samples(keeper) == 22 * 40
+    assert of(keeper).since == told.state.since
+
+
+def test_without_anything_kept_it_begins_anew() -> None:
+    told, _ = halfway()
+    told.serve(30)
+    keeper = told.keeper()
+    told.serve(1, keeper)
+    assert (of(keeper).verdict, of(keeper).since) == (Verdict.NOT_KNOWN, told.world.now)
+
+
+@pytest.mark.parametrize("fault", ["too long ago", "another generation", "no form", "another form", "ahead"])
+def test_what_was_kept_of_something_else_or_too_long_ago_passes_nothing(fault: str) -> None:
+    told, maps = halfway()
+    assert maps.raw is not None
+    told.serve(31 if fault == "too long ago" else 25)
+    if fault == "another generation":
+        traffic = told.world.seen.traffic
+        assert traffic is not None
+        moved = replace(traffic, generation=traffic.generation + 1)
+        views = [replace(one, traffic=moved) if one.traffic is not None else one for one in told.world.seen.revisions]
+        told.world.seen = replace(told.world.seen, revisions=tuple(views))
+    elif fault == "no form":
+        maps.raw = maps.raw[:-40]
+    elif fault != "too long ago":
+        value = json.loads(zlib.decompress(maps.raw))
+        changed = {"form": "0"} if fault == "another form" else {"at": told.world.now + 100.0}
+        maps.raw = zlib.compress(json.dumps({**value, **changed}).encode())
+    keeper = told.keeper(evidences=maps)
+    told.serve(1, keeper)
+    assert of(keeper).verdict is Verdict.NOT_KNOWN
+    assert samples(keeper) <= 40
+
+
+def test_what_was_kept_goes_when_the_rollout_is_over() -> None:
+    told, maps = halfway()
+    keeper = told.keeper(evidences=maps)
+    told.serve(1, keeper)
+    assert maps.raw is not None
+    told.world.change(replicas=4, rollout=CANARY)
+    told.world.settle()
+    asyncio.run(keeper.look())
+    assert maps.raw is None
+
+
+def test_evidence_of_days_in_many_places_is_kept_within_bounds_and_loses_no_request() -> None:
+    draw = random.Random(3)
+
+    def window(at: int) -> Window:
+        times = Sketch.of(draw.lognormvariate(-1.0, 0.8) for _ in range(60))
+        seen = SeenOf(ttft=times, tpot=times, shares={signal: Share(draw.random(), 60) for signal in Signal})
+        return Window(10.0 * at, 10.0 * at + 10.0, seen, seen)
+
+    windows = {f"default/{place}": tuple(window(at) for at in range(240)) for place in range(3)}
+    about, count = ("uid", "chat-b", 3), 240 * 60
+    raw = pack(Kept(about, 2400.0, Heard(0.0, 2400.0, windows=windows), Counted(0.0)))
+    assert len(raw) <= MOST_BYTES
+    kept = unpack(raw, about, 2410.0)
+    assert kept is not None
+    for found in kept.heard.windows.values():
+        assert 10 <= len(found) < 240
+        assert sum(one.base.ttft.count for one in found if one.base.ttft is not None) == count
+
+
+def test_what_replicas_counted_before_is_kept_and_what_they_did_meanwhile_is_not_known() -> None:
+    seen = SeenOf(throughput=50.0, shares={Signal.HIT_RATE: Share(3.5, 10)})
+    counted = Counted(0.0, windows={"default": (Window(0.0, 60.0, seen, SeenOf()),)})
+    about = ("uid", "chat-b", 3)
+    kept = unpack(pack(Kept(about, 60.0, Heard(0.0, 60.0), counted)), about, 100.0)
+    assert kept is not None
+    assert kept.counted.windows["default"] == (
+        Window(0.0, 60.0, seen, SeenOf()),
+        Window(60.0, 100.0, SeenOf(), SeenOf()),
+    )
 
 
 def test_gates_on_what_replicas_count_and_queries_say_how_long_they_take_at_the_least() -> None:

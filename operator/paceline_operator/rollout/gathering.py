@@ -20,6 +20,10 @@ from paceline_shadow_traffic.share import NOTHING
 ANCHOR_SECONDS = 240.0
 """For which one moment is asked about; routers keep single slots for ten minutes."""
 
+LATE_SECONDS = 25.0
+"""After the moment that is asked about, up to which a router's first slot begins: they are ten seconds long. A page
+that begins later is of a router that knew nothing then, as one that began anew."""
+
 MOST_WINDOWS = 240
 """Of a place; more are joined two by two, so that the evidence of days is as many numbers as that of an hour."""
 
@@ -61,7 +65,7 @@ def hear(heard: Heard, pages: Mapping[str, Page | None], service: str, base: str
     grown: list[Page | None] = []
     said = dict(heard.said)
     for name, page in pages.items():
-        new = None if page is None else _grown(page, said.get(name), service)
+        new = None if page is None else _grown(page, said.get(name), service, heard.anchor)
         grown.append(new)
         if page is not None:
             said[name] = page
@@ -85,12 +89,14 @@ def hear(heard: Heard, pages: Mapping[str, Page | None], service: str, base: str
     return replace(heard, said={name: said[name] for name in pages if name in said}, windows=windows, trouble=trouble)
 
 
-def _grown(page: Page, before: Page | None, service: str) -> Page | None:
+def _grown(page: Page, before: Page | None, service: str, anchor: float) -> Page | None:
     """What a router counted since its page before; None where it cannot be told, as after its restart."""
     try:
         part = page["services"].get(service)
-        if before is None or part is None:
+        if part is None:
             return page
+        if before is None:
+            return page if float(part["from"]) <= anchor + LATE_SECONDS else None
         old = before["services"].get(service, {"rows": []})
         rows = _rows(part["rows"])
         earlier = _rows(old["rows"])
@@ -140,8 +146,11 @@ def _minus(sketch: Sketch, other: Sketch) -> Sketch:
 
 def bounded(windows: tuple[Window, ...]) -> tuple[Window, ...]:
     """The same evidence in at most `MOST_WINDOWS`: where there are more, they are joined two by two."""
-    if len(windows) <= MOST_WINDOWS:
-        return windows
+    return windows if len(windows) <= MOST_WINDOWS else halved(windows)
+
+
+def halved(windows: tuple[Window, ...]) -> tuple[Window, ...]:
+    """The same evidence in half as many windows, each of them two."""
     pairs = zip(windows[::2], windows[1::2], strict=False)
     joined = tuple(_joined(first, second) for first, second in pairs)
     return (*joined, windows[-1]) if len(windows) % 2 else joined

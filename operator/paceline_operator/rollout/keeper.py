@@ -28,6 +28,7 @@ from .comparing import Compared, compare
 from .foreseeing import HISTORY_SECONDS, WHOLE, foresee, in_short, past_of, too_short
 from .gathering import ANCHOR_SECONDS, Heard, hear
 from .judging import judgement, judgement_of_answers, not_begun
+from .kept import KEEP_SECONDS, Evidences, Kept, pack, unpack
 from .outputs import canaried
 from .queries import ASK_SECONDS, Answers, QueryGate, queried, with_answer
 from .replicas import Counted, count, wanted
@@ -96,6 +97,7 @@ class _Watched:
     heard: Heard
     compared: Compared
     counted: Counted
+    kept: float
     queries: tuple[QueryGate, ...] = ()
     answers: dict[QueryGate, Answers] = field(default_factory=dict)
     judgement: Judgement | None = None
@@ -119,6 +121,7 @@ class RolloutKeeper:
         outputs: Callable[[Key], Mapping[str, Outcome] | None] = lambda _: None,
         prometheus: Callable[[str], Awaitable[Sample]] | None = None,
         warn: Callable[[Key, str], None] = lambda key, words: None,
+        evidences: Evidences | None = None,
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -134,6 +137,7 @@ class RolloutKeeper:
             outputs: what is known of the answers of a service's replicas to the fixed question.
             prometheus: gives the one number of an expression; None: there is none to ask.
             warn: told in words of a step that will hardly be known in its time.
+            evidences: where evidence is kept across restarts; None: nowhere.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -147,9 +151,11 @@ class RolloutKeeper:
         self._outputs = outputs
         self._prometheus = prometheus
         self._warn = warn
+        self._evidences = evidences
         self._active = active
         self._replicas = Replicas(clock, wanted)
         self._watched: dict[Key, _Watched] = {}
+        self._keeps: set[Key] = set()
         self._coming: dict[Key, Judgement] = {}
         self._foreseen: dict[Key, _Foreseen] = {}
         self._recorder = ""
@@ -209,6 +215,10 @@ class RolloutKeeper:
         for of in (self._coming, self._foreseen):
             for key in of.keys() - due.keys():
                 of.pop(key)
+        for key in self._keeps - due.keys():
+            self._keeps.discard(key)
+            if self._evidences is not None:
+                await self._evidences.drop(key)
         shadowed = [key for key, one in due.items() if one.state.shadows]
         before, self._recorder = self._recorder, min(await self._recorders(), default="") if shadowed else ""
         for key in shadowed if before != self._recorder else ():
@@ -266,10 +276,7 @@ class RolloutKeeper:
         about = (due.uid, state.candidate, state.generation)
         watched = self._watched.get(key)
         if watched is None or watched.about != about:
-            fresh = 0.0 <= now - state.since < ANCHOR_SECONDS
-            begin = state.since if fresh else now
-            heard, compared = Heard(begin, begin), Compared(state.since, WINDOW_LOOKS * self._interval)
-            watched = self._watched[key] = _Watched(about, heard, compared, Counted(begin))
+            watched = self._watched[key] = await self._begin(key, about, state)
         watched.queries = () if state.shadows else due.queries
         if state.shadows:
             said = await self._of_answers(watched, name, state, due.rules)
@@ -282,6 +289,23 @@ class RolloutKeeper:
         if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
             watched.told = now
             self._changed(key)
+        if self._evidences is not None and not state.shadows and now - watched.kept >= KEEP_SECONDS:
+            watched.kept = now
+            self._keeps.add(key)
+            kept = Kept(about, self._clock(), watched.heard, watched.counted)
+            await self._evidences.write(key, due.uid, await asyncio.to_thread(pack, kept))
+
+    async def _begin(self, key: Key, about: tuple[str, str, int], state: State) -> _Watched:
+        """Go on with what was kept of this step, or begin."""
+        compared, kept = Compared(state.since, WINDOW_LOOKS * self._interval), None
+        if self._evidences is not None and not state.shadows and (raw := await self._evidences.read(key)):
+            kept = unpack(raw, about, self._clock())
+        if kept is not None:
+            self._keeps.add(key)
+            return _Watched(about, kept.heard, compared, kept.counted, kept.at)
+        now = self._clock()
+        begin = state.since if 0.0 <= now - state.since < ANCHOR_SECONDS else now
+        return _Watched(about, Heard(begin, begin), compared, Counted(begin), now)
 
     async def _of_samples(self, watched: _Watched, key: Key, due: _Due) -> Judgement:
         """What both revisions did with their requests, by every router, and by their replicas where a gate asks."""
