@@ -26,6 +26,7 @@ from paceline_shadow_traffic.pages import PageError
 from paceline_shadow_traffic.pair import PATH as PAIRS
 from paceline_shadow_traffic.pair import Heard, Pair, batch
 from paceline_shadow_traffic.recorder import recorder as recorder_module
+from paceline_shadow_traffic.recorder import replaying
 from paceline_shadow_traffic.recorder.app import make_app, token_of
 from paceline_shadow_traffic.recorder.plugins import OFF_AFTER, Plugin
 from paceline_shadow_traffic.recorder.recorder import Recorder
@@ -275,6 +276,30 @@ def test_a_replica_that_is_gone_makes_no_replay_and_no_fault(start: StartRecorde
     tell(recorder, client, told.pair(1, told.whole("a"), told.whole("b"), body={}))
     until(lambda: recorder.replayer.outcomes["base_failed"] == 1)
     assert recorder.received["kept"] == 1
+
+
+def test_of_each_rollout_the_first_requests_are_replayed_whatever_the_share(
+    start: StartRecorder, told: Any, replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate on differences needs some hundred of them; a twentieth of the pairs would take hours."""
+    monkeypatch.setattr(replaying, "FIRST", 3)
+    engine = replica("a")
+    recorder, client = start(replay_percent=1e-6)
+
+    same, replicas = told.whole("a"), (address(engine), address(engine))
+
+    def take(number: int, **more: Any) -> None:
+        tell(recorder, client, told.pair(number, same, same, body={"temperature": 0}, replicas=replicas, **more))
+        until(lambda: recorder.received["kept"] == number)
+
+    for number in (1, 2, 3):
+        take(number)
+        until(lambda replayed=number: recorder.replayer.outcomes["replayed"] == replayed)
+    take(4)
+    take(5, service="demo/other")
+    until(lambda: len(recorder.store.of_request("req-5")) == 2)
+    assert len(recorder.store.of_request("req-4")) == 1, "they are asked in the order of their coming"
+    assert recorder.replayer.outcomes["replayed"] == 4
 
 
 def test_the_share_of_replays_is_kept() -> None:

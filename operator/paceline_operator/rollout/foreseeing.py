@@ -109,8 +109,6 @@ def _of_pairs(rules: Rules, past: Mapping[str, Past]) -> Iterator[Foreseen]:
     for place, one in past.items():
         pairs = one.requests * rules.shadow / 100.0
         for gate in rules.output_gates:
-            if gate.signal is Signal.OUTPUT_DIFFERENCE:
-                continue  # how many of them are greedy, or asked again, is the recorder's to know
             seconds = max(FEWEST_WINDOWS * PAIRS_SECONDS, gate.min_samples / pairs) if pairs > 0.0 else None
             needs = "cannot be known" if seconds is None else f"needs {hours(seconds)} at the least"
             words = f"at {rules.shadow} % of {one.requests:.3g} requests/s copied, {gate.name} {needs}"

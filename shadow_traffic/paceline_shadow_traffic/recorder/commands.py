@@ -31,7 +31,8 @@ def record(
         typer.Option(
             min=0.0,
             max=100.0,
-            help="Share of recorded requests that are asked again, greedy: of the base twice, of the candidate once.",
+            help="Share of recorded requests that are asked again, greedy: of the base twice, of the candidate once. "
+            "Of each rollout the first 400 are, one at a time; 0: none at all.",
         ),
     ] = 5.0,
     max_megabytes: Annotated[int, typer.Option(min=1, help="Size of the file (MiB); the oldest goes first.")] = 512,

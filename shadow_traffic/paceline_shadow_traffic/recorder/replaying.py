@@ -32,6 +32,13 @@ LOW_PRIORITY: Final = "low"
 
 _NOT_REPLAYED: Final = ("stream", "stream_options", "seed", "top_p", "n")
 
+FIRST: Final = 400
+"""Requests of a rollout that are replayed whatever the share: without noise, a gate on differences within 5 points
+needs 250 to 300 of them, which at a twentieth of the pairs would take hours."""
+
+MOST_ROLLOUTS: Final = 256
+"""Of which it is remembered how many were."""
+
 OUTCOMES: Final = ("replayed", "dropped", "base_failed", "candidate_failed")
 
 
@@ -48,12 +55,17 @@ def replayed(body: Mapping[str, Any], served: str) -> dict[str, Any]:
 
 
 class Replayer:
-    """Asks in a thread of its own, one request at a time: it is load that nobody ordered, on replicas that serve."""
+    """Asks in a thread of its own, one request at a time: it is load that nobody ordered, on replicas that serve.
+
+    Of each base and candidate the first `FIRST` requests are replayed, as far as one at a time gets, and then `percent`
+    of them; none where that is 0.
+    """
 
     def __init__(self, percent: float, keep: Callable[[list[Record], Pair, Mapping[Kind, Both[Answer]]], None]) -> None:
         self.percent = percent
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self._keep = keep
+        self._replayed: dict[tuple[str, str, str], int] = {}
         self._waiting: queue.Queue[tuple[Pair, Record] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="replays", daemon=True)
 
@@ -74,8 +86,9 @@ class Replayer:
                     continue
 
     def offer(self, pair: Pair, record: Record) -> None:
-        """Replay a pair of which this is the record, if it is of the share; or drop it."""
-        if not in_share(pair.id, self.percent):
+        """Replay a pair of which this is the record, if it is due; or drop it."""
+        first = self.percent > 0.0 and self._replayed.get(_rollout(pair), 0) < FIRST
+        if not first and not in_share(pair.id, self.percent):
             return
         try:
             self._waiting.put_nowait((pair, record))
@@ -92,6 +105,13 @@ class Replayer:
                 log.error("request %s could not be replayed: %s", pair.id, type(exc).__name__)
                 outcome = "base_failed"
             self.outcomes[outcome] += 1
+            if outcome == "replayed":
+                self._count(_rollout(pair))
+
+    def _count(self, rollout: tuple[str, str, str]) -> None:
+        if rollout not in self._replayed and len(self._replayed) >= MOST_ROLLOUTS:
+            self._replayed.pop(next(iter(self._replayed)), None)  # the oldest
+        self._replayed[rollout] = self._replayed.get(rollout, 0) + 1
 
     def _replay(self, pair: Pair, record: Record) -> str:
         body = body_of(pair)
@@ -115,6 +135,10 @@ class Replayer:
         records = [_record(kind, record, asked, both) for kind, both in answers.items()]
         self._keep(records, pair, answers)
         return "replayed" if again is not None else "base_failed"
+
+
+def _rollout(pair: Pair) -> tuple[str, str, str]:
+    return pair.service, pair.base, pair.candidate
 
 
 def _record(kind: Kind, record: Record, asked: Asked, both: Both[Answer]) -> Record:
