@@ -1,23 +1,30 @@
 """What the load's peak will be until a replica that is asked for now could serve, from the load's own history.
 
-Three ways to tell are tried on everything that happens: that the load stays as it is, that its slope goes on, and that
-the day goes as earlier days did. Each one's errors are kept once the time they were about has passed. What is planned
-for is the prediction plus the quantile of its errors (a split-conformal bound: Vovk et al. 2005), so that the promise
-is about coverage whichever way is taken. One that asks for less capacity than no prediction, at the same coverage, is
-used; else none.
+Four ways to tell are tried on everything that happens: that the load stays as it is, that its slope goes on, that the
+day goes as earlier days did, and that the load repeats itself after some minutes. Each one's errors are kept once the
+time they were about has passed. What is planned for is the prediction plus the quantile of its errors (a
+split-conformal bound: Vovk et al. 2005), so that the promise is about coverage whichever way is taken; of the errors
+that were made at loads like this one (localised: Lei and Wasserman 2014). A way that asks for less capacity than no
+prediction, at the same coverage, is used; else none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from .season import Season, period, predict, see
 
 MEMORY_SECONDS = 3600.0
 """Errors older than that are forgotten: they are of another load."""
 
 MIN_ERRORS = 30
 """Errors needed before they are believed."""
+
+NEAR = 0.1
+NEAR_ERRORS = 40
+"""Of them, those count that were made at a prediction within this share of the one now, and at least so many."""
 
 PRIOR_HEADROOM = 0.25
 """Share of the load kept as headroom until then."""
@@ -30,7 +37,7 @@ DAY = 86400.0
 BINS_A_DAY = int(DAY / DAY_BIN)
 DAYS_KEPT = 7
 
-WAYS = ("none", "slope", "daily")
+WAYS = ("none", "slope", "daily", "seasonal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class History:
         points: (time, load) of the last minutes.
         day: mean load of each `DAY_BIN` that has passed, by the number of the bin since the epoch, oldest first.
         bin: sum and count of the bin that is being filled, with its number.
+        season: whether the load repeats itself, and `period`, after how many of its bins.
     """
 
     points: tuple[tuple[float, float], ...] = ()
@@ -67,6 +75,8 @@ class History:
     closed: tuple[Closed, ...] = ()
     day: tuple[tuple[int, float], ...] = ()
     bin: tuple[int, float, int] = (-1, 0.0, 0)
+    season: Season = field(default_factory=Season)
+    period: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +107,30 @@ def forecast(history: History, load: float, now: float, horizon: float, coverage
     points = (*history.points, (now, load))
     predicted = _predict(points, history, now, horizon, smoothing)
     level = _level(points, now, smoothing)
-    best = ("none", predicted[0] or 0.0, level * PRIOR_HEADROOM, 0)
+    best: tuple[str, float, list[tuple[float, float]]] | None = None
     cost = math.inf
     for way, prediction, place in zip(WAYS, predicted, range(len(WAYS)), strict=True):
         past = [(one.predicted[place], one.peak) for one in history.closed]
         known = [(value, peak - value) for value, peak in past if value is not None]
         if prediction is None or len(known) < MIN_ERRORS:
             continue
-        errors = sorted(error for _, error in known)
-        headroom = errors[min(len(errors) - 1, math.ceil(coverage * (len(errors) + 1)) - 1)]
-        mean = sum(value for value, _ in known) / len(known) + headroom
+        mean = sum(value for value, _ in known) / len(known) + _quantile(known, coverage)
         if mean < cost * (1.0 - ADVANTAGE):
-            best, cost = (way, prediction, headroom, len(known)), mean
-    way, prediction, headroom, count = best
-    return Forecast(level, max(0.0, level, prediction + headroom), way, headroom, count)
+            best, cost = (way, prediction, known), mean
+    if best is None:
+        return Forecast(level, level * (1.0 + PRIOR_HEADROOM), WAYS[0], level * PRIOR_HEADROOM, 0)
+    way, prediction, known = best
+    # At its height a burst goes no further up; errors of quiet times say nothing of that.
+    apart = sorted(abs(value - prediction) for value, _ in known)
+    limit = max(apart[min(NEAR_ERRORS, len(apart)) - 1], NEAR * prediction)
+    headroom = _quantile([one for one in known if abs(one[0] - prediction) <= limit], coverage)
+    return Forecast(level, max(0.0, level, prediction + headroom), way, headroom, len(known))
+
+
+def _quantile(known: Sequence[tuple[float, float]], coverage: float) -> float:
+    """The error that a share `coverage` does not pass; of (predicted, error)."""
+    errors = sorted(error for _, error in known)
+    return errors[min(len(errors) - 1, math.ceil(coverage * (len(errors) + 1)) - 1)]
 
 
 def take(history: History, load: float, now: float, horizon: float, smoothing: float) -> History:
@@ -119,9 +139,10 @@ def take(history: History, load: float, now: float, horizon: float, smoothing: f
     points = (*points, (now, load))
     still: list[Open] = []
     done: list[Closed] = []
+    level = _level(points, now, smoothing)
     for one in history.open:
         # The level, and not the sample: what has to be carried is what lasts.
-        grown = replace(one, peak=max(one.peak, _level(points, now, smoothing)))
+        grown = replace(one, peak=level) if level > one.peak else one
         if now >= one.until:
             done.append(Closed(one.until, one.predicted, grown.peak))
         else:
@@ -138,7 +159,9 @@ def take(history: History, load: float, now: float, horizon: float, smoothing: f
         if count:
             day = (*(one for one in day if one[0] > here - DAYS_KEPT * BINS_A_DAY), (number, total / count))
         filled = (here, load, 1)
-    return History(points, tuple(still), (*kept, *done), day, filled)
+    season = see(history.season, load, now)
+    after = history.period if season.bins is history.season.bins else period(season)
+    return History(points, tuple(still), (*kept, *done), day, filled, season, after)
 
 
 def _level(points: Sequence[tuple[float, float]], now: float, smoothing: float) -> float:
@@ -150,7 +173,8 @@ def _predict(
     points: Sequence[tuple[float, float]], history: History, now: float, horizon: float, smoothing: float
 ) -> tuple[float | None, ...]:
     level = _level(points, now, smoothing)
-    return (level, _by_slope(points, level, now, horizon), _by_day(history, level, now, horizon))
+    again = None if history.period is None else predict(history.season, history.period, level, horizon)
+    return (level, _by_slope(points, level, now, horizon), _by_day(history, level, now, horizon), again)
 
 
 def _by_slope(points: Sequence[tuple[float, float]], level: float, now: float, horizon: float) -> float | None:

@@ -81,7 +81,8 @@ class Settings:
         coverage: share of cases in which the planned peak holds until a new replica serves.
         down_window: seconds over which the highest need counts when scaling down.
         down_margin: share by which load may grow without calling the replica back that is taken away.
-        down_every: seconds between two steps down; each takes `down_share` of the replicas, at least one.
+        down_every: seconds between two steps down; each takes `down_share` of the replicas, at least one. None: a sixth
+            of the window, so that whoever asks for a short one gets one.
         up_share: replicas that one step up may add, as a share of those there are; at least `up_least`.
         drain_backlog: seconds within which a queue has to be worked off.
         start_up: seconds until a replica serves, while no start of this revision was measured.
@@ -96,7 +97,7 @@ class Settings:
     coverage: float = 0.9
     down_window: float = 180.0
     down_margin: float = 0.1
-    down_every: float = 30.0
+    down_every: float | None = None
     down_share: float = 0.2
     up_share: float = 1.0
     up_least: int = 4
@@ -110,6 +111,11 @@ class Settings:
             raise ValueError(f"minReplicas ({self.least}) has to be at most maxReplicas ({self.most}), neither below 0")
         if not 0.0 < self.coverage < 1.0:
             raise ValueError(f"coverage is a share between 0 and 1, not {self.coverage}")
+
+    @property
+    def down_pause(self) -> float:
+        """Seconds between two steps down."""
+        return self.down_window / 6.0 if self.down_every is None else self.down_every
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,9 @@ class State:
         idle_since: since when one replica has had nothing to do.
         stepped: when the last step down was.
         correction: by how much the load is taken to be more than it seems, since objectives were missed with what
-            should have been enough; 1 where they were not. `corrected` is when it was last worked out, and `raised`
-            when it last grew.
+            should have been enough; 1 where they were not. `corrected` is when it was last worked out, `raised` when
+            it last grew, and `started` when a replica was last starting: what was missed until then says nothing of
+            those that serve now.
     """
 
     since: float | None = None
@@ -60,6 +61,7 @@ class State:
     correction: float = 1.0
     corrected: float = -math.inf
     raised: float = -math.inf
+    started: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,12 @@ def _unknown(signals: Signals) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {why}" for why, names in by_fault.items())
 
 
+def _load_is_known(signals: Signals) -> bool:
+    """Whether the load was measured, whatever else is not known: the history keeps only what was."""
+    asked = [one for one in (signals.requests, signals.prefill, signals.decode, signals.backlog) if one is not None]
+    return bool(asked) and all(why_unknown(one) is None for one in asked)
+
+
 def _least(sample: Sample | None) -> float:
     return sample.low if isinstance(sample, Present) else 0.0
 
@@ -189,16 +197,19 @@ def _remember(observed: Observed, state: State, demand: _Demand, rest: int, busy
     complete = not demand.unknown
     needs = (*(one for one in state.needs if one[0] > now - settings.down_window), (now, rest))
     backlog = (demand.backlog, now) if isinstance(observed.signals.backlog, Present) else None
-    if not complete:
-        # A hole in the window: it begins anew with complete signals, and the history keeps only what was measured.
-        return replace(state, since=None, backlog=backlog, needs=needs, idle_since=None)
     work = demand.load.work(observed.rates)
+    history = state.history
+    if _load_is_known(observed.signals):
+        history = take(history, work, now, observed.start_up, settings.smoothing)
+    if not complete:
+        # A hole in the window: it begins anew with complete signals.
+        return replace(state, since=None, history=history, backlog=backlog, needs=needs, idle_since=None)
     # A replica that was asked for gets to serve once, however long its start takes.
     idle = not busy and observed.fleet.desired <= 1 and not _coming(observed, now)
     return replace(
         state,
         since=now if state.since is None else state.since,
-        history=take(state.history, work, now, observed.start_up, settings.smoothing),
+        history=history,
         mix=demand.load if work > EPSILON else state.mix,
         backlog=backlog,
         needs=needs,
@@ -223,22 +234,23 @@ def _missed(observed: Observed) -> float | None:
 def _correct(observed: Observed, state: State, demand: _Demand, missed: float | None, now: float) -> State:
     """Trust the measured rates less after a miss, by one replica at a time, and slowly more again after that.
 
-    A replica more is waited for until it serves and is judged. Where replicas have nothing waiting and are not half
-    as busy as they may be, more of them would change nothing.
+    Only what was judged since all replicas serve counts, and a replica more is waited for until it is judged. Where
+    replicas have nothing waiting and are not half as busy as they may be, more of them would change nothing.
     """
     fleet, settings = observed.fleet, observed.settings
     since = max(0.0, now - state.corrected) if state.corrected > -math.inf else 0.0
     correction = 1.0 + (state.correction - 1.0) * math.exp(-since / settings.trust_again)
     raised = state.raised
+    started = now if fleet.starting else state.started
     if missed is not None:
         correction = state.correction
         limit = busy_limit(observed.rates, observed.objectives)
         work = correction * demand.load.work(observed.rates)
         busy = demand.waiting > 0 or work > 0.5 * limit * fleet.ready
-        effect = observed.start_up + settings.judged_over
-        if busy and fleet.ready and not fleet.starting and now - raised >= effect:
+        waited = now - raised >= observed.start_up + settings.judged_over
+        if busy and fleet.ready and waited and now - started >= settings.judged_over:
             correction, raised = correction * (fleet.ready + 1) / fleet.ready, now
-    return replace(state, correction=min(correction, MOST_CORRECTION), corrected=now, raised=raised)
+    return replace(state, correction=min(correction, MOST_CORRECTION), corrected=now, raised=raised, started=started)
 
 
 def _move(
@@ -273,8 +285,8 @@ def _move(
     highest = max(max(rest for _, rest in state.needs), 1)
     if highest >= current:
         return current, "Steady", f"{highest} were needed within the last {settings.down_window:.0f} s"
-    if now - state.stepped < settings.down_every:
-        return current, "SteppingDown", f"held at {current} for {settings.down_every:.0f} s after the last step"
+    if now - state.stepped < settings.down_pause:
+        return current, "SteppingDown", f"held at {current} for {settings.down_pause:.0f} s after the last step"
     fewer = max(highest, current - max(1, int(settings.down_share * current)))
     return fewer, "LessNeeded", f"{highest} would have carried the last {settings.down_window:.0f} s"
 

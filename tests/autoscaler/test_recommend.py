@@ -188,6 +188,14 @@ def test_down_is_much_slower_than_up() -> None:
     assert pool.replicas <= 2
 
 
+@pytest.mark.parametrize(("window", "pause"), [(60.0, 10.0), (180.0, 30.0), (600.0, 100.0)])
+def test_who_asks_for_a_short_window_gets_shorter_pauses_between_steps_down(window: float, pause: float) -> None:
+    pool = Pool(10, replace(SETTINGS, down_window=window, down_every=None))
+    pool.stay(0.0, 3 * window)
+    steps = [TICK * number for number, (a, b) in enumerate(itertools.pairwise([10, *pool.taken])) if a != b]
+    assert {b - a for a, b in itertools.pairwise(steps)} == {pause}
+
+
 def test_replicas_that_start_are_not_asked_for_twice() -> None:
     signals = load(10.0, waiting=exactly(40, 0.0), backlog=exactly(40_000.0, 0.0))
     alone = Observed(signals, Fleet(2, 2), RATES, OBJECTIVES, SETTINGS)
@@ -352,6 +360,25 @@ def test_nothing_is_added_for_what_is_no_miss_or_what_replicas_do_not_mend(rate:
     after = pool.stay(rate, 600.0, attainment=kept(share))
     assert after.inputs["correction"] == 1.0
     assert after.replicas <= before.replicas
+
+
+def test_what_was_missed_before_all_replicas_served_is_no_fault_of_the_rates() -> None:
+    """The last two minutes are judged; while replicas started requests were late, and that is mended by now."""
+    pool = Judged(4)
+    pool.stay(12.0, 600.0, attainment=kept(0.99))
+    pool.see(load(12.0, pool.now, attainment=kept(0.4)), starting=(pool.now - 60.0,))
+    late = pool.stay(12.0, 100.0, attainment=kept(0.4))
+    assert late.inputs["correction"] == 1.0
+    assert pool.stay(12.0, 60.0, attainment=kept(0.4)).inputs["correction"] != 1.0, "what is missed after that is"
+
+
+def test_the_load_is_remembered_while_only_what_users_get_is_unknown() -> None:
+    pool = Judged(4)
+    pool.stay(12.0, 600.0, attainment=kept(0.99))
+    decision = pool.stay(24.0, 900.0, attainment=Absent("Prometheus does not answer"))
+    assert decision.reason == "MetricsUnavailable"
+    assert decision.inputs["errors"] == len(pool.state.history.closed) - 1 > 100
+    assert pool.state.history.points[-1][0] == pool.now - TICK
 
 
 def test_while_objectives_are_missed_nothing_goes_down_and_that_is_said() -> None:
