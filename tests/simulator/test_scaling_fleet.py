@@ -10,8 +10,7 @@ import pytest
 from paceline_autoscaler.capacity import Objectives
 from paceline_simulator.engine import Model, Request
 from paceline_simulator.exact import replica_of
-from paceline_simulator.scaling.fleet import Conditions, Run, ScaledFleet
-from paceline_simulator.scaling.study import kept
+from paceline_simulator.scaling.fleet import Conditions, Run, ScaledFleet, kept
 from paceline_simulator.scaling.view import View
 
 
@@ -70,6 +69,29 @@ def test_a_dead_replica_loses_only_what_it_had_begun_to_answer() -> None:
     assert all(0 <= request.first_token <= 200.0 for request in lost)
     assert all(not kept(request, Objectives()) for request in lost)
     assert len(outcome.spans) == 3
+
+
+def test_what_users_got_is_counted_scrape_by_scrape_and_lost_requests_are_among_it() -> None:
+    seen: list[tuple[float, int, int]] = []
+
+    @dataclass
+    class Watching:
+        period: float = 10.0
+
+        def decide(self, view: View) -> int:
+            seen.append((view.now, view.answered, view.kept))
+            return 3
+
+    objectives = Objectives(ttft=1.0)
+    conditions = Conditions(start_up=30.0, failures=(101.0,))
+    fleet = ScaledFleet(Model(), Watching(), conditions, 3, 1, objectives=objectives)
+    outcome = fleet.run(arrivals(600))
+    for now, answered, good in seen:
+        scraped = now - now % 15.0
+        lost = sum(one.done < 0 for one in outcome.requests) if scraped > 101.0 else 0
+        over = [one for one in outcome.requests if 0 <= one.done <= scraped]
+        assert (answered, good) == (len(over) + lost, sum(kept(one, objectives) for one in over)), now
+    assert seen[-1][1] > seen[-1][2] > 0
 
 
 def test_a_flap_is_a_turn_soon_after_a_change_the_other_way() -> None:

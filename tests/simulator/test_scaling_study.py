@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from paceline_simulator.commands import app
 from paceline_simulator.scaling.arrivals import Arrival, Trace, read, requests
-from paceline_simulator.scaling.constructed import RULES, construct
+from paceline_simulator.scaling.constructed import RULES, SECONDS, construct
 from paceline_simulator.scaling.fleet import Conditions
 from paceline_simulator.scaling.search import Knobs, Score, search
-from paceline_simulator.scaling.setup import set_up
+from paceline_simulator.scaling.setup import set_up, work_peaks
 from paceline_simulator.scaling.study import Found, interval, unreached, verdict
 from paceline_simulator.trace import TraceError
 
@@ -61,10 +61,21 @@ def test_copies_share_no_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_constructed_traces_are_the_same_every_time_and_last_an_hour(name: str) -> None:
+def test_constructed_traces_are_the_same_every_time_and_need_a_fleet_at_their_peak(name: str) -> None:
     trace = construct(name)
     assert trace == construct(name)
-    assert 3500 < trace.length < 3600
+    assert SECONDS - 60.0 < trace.length < SECONDS
+    setup = set_up(trace, Conditions())
+    peaks = work_peaks(trace, setup.rates)
+    assert 8.0 < peaks[-1] < 15.0
+    assert peaks[len(peaks) // 10] < 0.4 * peaks[-1], "and far less of one in quiet times"
+
+
+def test_a_stretched_trace_goes_at_the_same_rates_for_longer() -> None:
+    usual, long = construct("cycle"), construct("cycle", stretch=2.0)
+    assert long.name == "cycle x2"
+    assert long.length == pytest.approx(2.0 * usual.length, rel=0.01)
+    assert len(long.arrivals) == pytest.approx(2 * len(usual.arrivals), rel=0.05)
 
 
 def test_the_search_takes_the_cheapest_that_reaches_the_goal() -> None:
@@ -166,3 +177,6 @@ def test_a_policy_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "vpa" in result.output
     assert CliRunner().invoke(app, [str(tmp_path / "missing.csv")]).exit_code == 2
+    result = CliRunner().invoke(app, ["trace.csv", "--stretch", "2"])
+    assert result.exit_code == 2
+    assert "--stretch" in result.output

@@ -54,6 +54,9 @@ def scaling(
     failure: Annotated[
         list[float] | None, typer.Option(help="Second at which the busiest replica dies; several times.")
     ] = None,
+    stretch: Annotated[
+        float, typer.Option(min=0.1, help="Of a trace made here everything lasts so many times as long.")
+    ] = 1.0,
     hours: Annotated[float, typer.Option(min=0.01, help="Only so much of the trace's beginning.")] = 2.0,
     limit: Annotated[int, typer.Option(min=10, help="And of that so many of the first requests.")] = MOST_REQUESTS,
     exact: Annotated[
@@ -74,6 +77,8 @@ def scaling(
       paceline simulate conversation_trace.jsonl --policy paceline,hpa,keda,kpa,static --out results
 
       paceline simulate steps --start-up 300 --outage 2000-2600
+
+      paceline simulate cycle --start-up 600 --stretch 2 --hours 4 --limit 100000
     """
     chosen = [name.strip() for name in policy.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in POLICIES]
@@ -83,7 +88,7 @@ def scaling(
         raise typer.BadParameter(f"write one of {', '.join(MODELS)}, not {model!r}", param_hint="--model")
     conditions = Conditions(start_up, tuple(_span(text) for text in outage or ()), tuple(failure or ()))
     try:
-        whole = _trace(trace)
+        whole = _trace(trace, stretch)
         part = whole.first(3600.0 * hours, limit)
         if len(part.arrivals) < len(whole.arrivals):
             told = f"the first {len(part.arrivals):,} of {len(whole.arrivals):,} requests, {part.length / 3600:.2f} h"
@@ -106,9 +111,11 @@ def scaling(
         typer.echo(f"written: {out / 'plot.svg'}")
 
 
-def _trace(name: str) -> Trace:
+def _trace(name: str, stretch: float) -> Trace:
     if name in RULES and not Path(name).exists():
-        return construct(name)
+        return construct(name, stretch=stretch)
+    if stretch != 1.0:
+        raise typer.BadParameter(f"write one of {', '.join(RULES)} beside it, not {name!r}", param_hint="--stretch")
     return read(Path(name))
 
 

@@ -1,51 +1,72 @@
-"""Traces made for one question each: an hour of one-kilotoken prompts whose rate goes by a rule."""
+"""Traces made for one question each: two hours of five-kilotoken prompts whose rate goes by a rule.
+
+At the peak some ten replicas of `setup`'s large model are needed; quiet times are some ten minutes long, many times a
+start of 90 s. For slower starts time is stretched: rates stay what they are, everything lasts longer.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable
+from typing import TypeAlias
 
 from .arrivals import Arrival, Trace
 
-SECONDS = 3600
-RATE = 6.0
-"""Requests per second on average, about."""
+SECONDS = 7200.0
+PEAK = 6.5
+"""Requests per second at the highest."""
+
+Rule: TypeAlias = Callable[[float], float]
+"""The share of the peak at a time, in seconds."""
 
 
 def _steps(at: float) -> float:
-    return RATE * (0.4 if at % 1200 < 600 else 1.6)
+    """Two levels, each for ten minutes."""
+    return 0.25 if at % 1200.0 < 600.0 else 1.0
 
 
 def _ramp(at: float) -> float:
-    return RATE * (0.3 + 1.4 * (1.0 - abs(2.0 * (at % 1800) / 1800 - 1.0)))
+    """Straight up in ten minutes and straight down again in ten."""
+    return 0.2 + 0.8 * (1.0 - abs(2.0 * (at % 1200.0) / 1200.0 - 1.0))
 
 
 def _cycle(at: float) -> float:
-    return RATE * (1.0 - 0.8 * math.cos(2.0 * math.pi * at / 1200))
+    """A sine of twenty minutes, as a day that goes by quickly."""
+    return 0.55 - 0.45 * math.cos(2.0 * math.pi * at / 1200.0)
 
 
-def _bursts(at: float) -> float:
-    return RATE * (2.5 if at % 300 < 45 else 0.6)
+def _bursts(seed: int, length: float) -> Rule:
+    """A quarter of the peak, and now and then the peak for one to three minutes: at random, some six an hour."""
+    chance = random.Random(seed)
+    spans = []
+    at = 0.0
+    while at < length:
+        start = at + 120.0 + chance.expovariate(1.0 / 360.0)
+        at = start + chance.uniform(60.0, 180.0)
+        spans.append((start, at))
+    return lambda now: 1.0 if any(start <= now < end for start, end in spans) else 0.25
 
 
-RULES: dict[str, Callable[[float], float]] = {"steps": _steps, "ramp": _ramp, "cycle": _cycle, "bursts": _bursts}
+RULES: dict[str, Rule | None] = {"steps": _steps, "ramp": _ramp, "cycle": _cycle, "bursts": None}
 
 
-def construct(name: str, seed: int = 0) -> Trace:
-    """A trace by the name of its rule; arrivals are Poisson, lengths log-normal about 1000 and 200 tokens.
+def construct(name: str, seed: int = 0, stretch: float = 1.0) -> Trace:
+    """A trace by the name of its rule; arrivals are Poisson, lengths log-normal about 5000 and 400 tokens.
+
+    Args:
+        stretch: everything lasts so many times as long, at the same rates.
 
     Raises:
         KeyError: there is no such rule.
     """
-    rate = RULES[name]
+    rule = RULES[name] or _bursts(seed, SECONDS)
     chance = random.Random(seed)
     made = []
     at = 0.0
-    peak = 3.0 * RATE
-    while (at := at + chance.expovariate(peak)) < SECONDS:
-        if chance.random() < rate(at) / peak:
-            prompt = min(16_000, max(16, round(chance.lognormvariate(math.log(800), 0.7))))
-            output = min(2_000, max(1, round(chance.lognormvariate(math.log(150), 0.8))))
+    while (at := at + chance.expovariate(PEAK)) < SECONDS * stretch:
+        if chance.random() < rule(at / stretch):
+            prompt = min(16_000, max(16, round(chance.lognormvariate(math.log(4400), 0.5))))
+            output = min(2_000, max(1, round(chance.lognormvariate(math.log(330), 0.6))))
             made.append(Arrival(at, prompt, output))
-    return Trace(name, tuple(made))
+    return Trace(name if stretch == 1.0 else f"{name} x{stretch:g}", tuple(made))

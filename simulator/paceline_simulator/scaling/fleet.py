@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from paceline_autoscaler.capacity import Objectives
 from paceline_simulator.engine import Model, Replica, Request, Serving
 
 from .dispatch import Dispatch, LeastWork
@@ -15,6 +16,20 @@ from .view import Pod, Scaler, View
 
 TICK = 1.0
 """Seconds between looks at what has become ready or empty."""
+
+SCRAPE = 15.0
+"""Seconds between two scrapes of what routers count of their answers."""
+
+
+def kept(request: Request, objectives: Objectives) -> bool:
+    """Whether a request was answered within the objectives."""
+    if request.done < 0:
+        return False
+    if objectives.ttft is not None and request.first_token - request.arrival > objectives.ttft:
+        return False
+    if objectives.tpot is None or request.output_tokens < 2:
+        return True
+    return (request.done - request.first_token) / (request.output_tokens - 1) <= objectives.tpot
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ class Run:
 
 class ScaledFleet:
     """One run. Requests go to the replica with the least work ahead of it, or as `dispatch` chooses; each replica is
-    computed as `make` makes it, else quickly.
+    computed as `make` makes it, else quickly. Answers are held against `objectives`, for whoever asks for that.
     """
 
     def __init__(
@@ -87,7 +102,11 @@ class ScaledFleet:
         seed: int,
         dispatch: Dispatch | None = None,
         make: Callable[[], Serving] | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
+        self._objectives = objectives or Objectives()
+        self._unjudged: list[Request] = []
+        self._judged = (0, 0)  # requests answered or lost, and those of them within the objectives
         self._dispatch = dispatch or LeastWork(model)
         self._make = make or (lambda: Replica(model))
         self._scaler = scaler
@@ -113,6 +132,7 @@ class ScaledFleet:
                 self._tick(tick, outcome)
                 tick += TICK
             self._arrived += 1
+            self._unjudged.append(request)
             self._send(request, request.arrival)
         last = requests[-1].arrival
         while self._held or any(not member.replica.idle for member in self._members):
@@ -146,6 +166,8 @@ class ScaledFleet:
         for member in self._members:
             member.replica.advance(now)
         self._dispatch.look([member.replica for member in self._members if member.ready_at <= now], now)
+        if now % SCRAPE == 0:
+            self._judge(now)
         self._see_who_serves(now)
         for _ in range(len(self._held) if self._open else 0):
             self._send(self._held.popleft(), now)
@@ -178,7 +200,15 @@ class ScaledFleet:
             sum(replica.ahead for replica in replicas),
             tuple(self._starts[-20:]),
             not any(start <= now < end for start, end in self._conditions.outages),
+            *self._judged,
         )
+
+    def _judge(self, now: float) -> None:
+        """Count the requests that were answered since the last scrape."""
+        over = [request for request in self._unjudged if 0 <= request.done <= now]
+        self._unjudged = [request for request in self._unjudged if not 0 <= request.done <= now]
+        answered, good = self._judged
+        self._judged = (answered + len(over), good + sum(kept(request, self._objectives) for request in over))
 
     def _resize(self, wanted: int, now: float) -> None:
         self._desired = wanted
@@ -212,7 +242,11 @@ class ScaledFleet:
             return
         member = max(self._open, key=lambda m: m.replica.running + m.replica.queued)
         member.replica.advance(now)
-        again = [request for request in member.replica.unfinished() if request.first_token < 0]
+        unfinished = member.replica.unfinished()
+        again = [request for request in unfinished if request.first_token < 0]
+        lost = {id(request) for request in unfinished if request.first_token >= 0}
+        self._unjudged = [request for request in self._unjudged if id(request) not in lost]
+        self._judged = (self._judged[0] + len(lost), self._judged[1])
         self._remove(member, now, outcome)
         self._see_who_serves(now)
         self._start(now)

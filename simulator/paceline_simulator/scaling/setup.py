@@ -25,6 +25,9 @@ them; the factor is fitted to LLMServingSim's run of vLLM 0.19 on those (TPOT p5
 PEAK_REPLICAS = 8.0
 """Replicas that the busiest half minutes should ask for."""
 
+PROMISED = 0.9
+"""Share of requests for which a spec promises its `p90`: what the operator holds attainment against."""
+
 MOST_REQUESTS = 40_000
 PEAK_SECONDS = 30.0
 
@@ -98,6 +101,7 @@ def set_up(
         Objectives(
             ttft if ttft is not None else max(1.0, math.ceil(3.0 * alone)),
             tpot if tpot is not None else math.ceil(rates.full_step * 150.0) / 100.0,
+            promised=PROMISED,
         ),
         replace(conditions, most=most),
         copies,

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline_autoscaler.capacity import Objectives
 from paceline_bench.results import Row
-from paceline_simulator.engine import Request
 from paceline_simulator.exact import replica_of
 
 from .arrivals import requests
 from .dispatch import RouterChoice
-from .fleet import Run, ScaledFleet
+from .fleet import Run, ScaledFleet, kept
 from .search import Knobs, Score, make, search
 from .setup import Setup
 
@@ -25,20 +23,13 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for an interval of 95 %, from one degree of freedom on."""
 
 OURS = "paceline"
+
+WARM_UP = 0.25
+"""Share of the first half that settings are not judged by: nobody that learns or averages has seen anything by then."""
+
 SAVING = 0.8
 COST_MARGIN = 1.02
 ATTAINMENT_MARGIN = 0.002
-
-
-def kept(request: Request, objectives: Objectives) -> bool:
-    """Whether a request was answered within the objectives."""
-    if request.done < 0:
-        return False
-    if objectives.ttft is not None and request.first_token - request.arrival > objectives.ttft:
-        return False
-    if objectives.tpot is None or request.output_tokens < 2:
-        return True
-    return (request.done - request.first_token) / (request.output_tokens - 1) <= objectives.tpot
 
 
 @dataclass
@@ -69,7 +60,8 @@ def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.
         made = [request for request in made if request.arrival < until]
     scaler = make(policy, knobs, setup)
     dispatch, serving = (RouterChoice(), lambda: replica_of(setup.model)) if exact else (None, None)
-    return ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch, serving).run(made)
+    fleet = ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch, serving, setup.objectives)
+    return fleet.run(made)
 
 
 def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
@@ -102,7 +94,7 @@ def study(
     for policy in policies:
 
         def score(knobs: Knobs, policy: str = policy) -> Score:
-            got = figures(setup, run(setup, policy, knobs, seeds[0], half), 0.0, half)
+            got = figures(setup, run(setup, policy, knobs, seeds[0], half), WARM_UP * half, half)
             return Score(got["slo_attainment"], got["gpu_hours"])
 
         knobs, first, tried = search(policy, setup, goal, score)

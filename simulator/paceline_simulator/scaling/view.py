@@ -28,6 +28,8 @@ class View:
         backlog: prompt tokens not yet computed.
         starts: seconds that starts took, newest last.
         metrics: whether the metrics system answers; what a policy asks pods directly it sees in any case.
+        answered, kept: requests answered or lost since the beginning, and those of them within the objectives; of the
+            last scrape.
     """
 
     now: float
@@ -40,6 +42,8 @@ class View:
     backlog: float
     starts: tuple[float, ...]
     metrics: bool = True
+    answered: int = 0
+    kept: int = 0
 
     @property
     def ready(self) -> int:
