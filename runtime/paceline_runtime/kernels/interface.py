@@ -142,7 +142,8 @@ class Kernels(Protocol):
         """Put keys and values of new tokens into the cache, and quantise them on the way where it is kept in 8 bits.
 
         Quantising: value / scale, held to the type's range, rounded to the nearest (ties to even). A scale set here is
-        the largest magnitude over the type's largest number, 1 where all are zero.
+        the largest magnitude over the type's largest number, 1 where all are zero, NaN where one is no number: then the
+        token shows as such in whatever sees it.
 
         Args:
             key, value: [T, K, D], D contiguous.

@@ -29,6 +29,8 @@ def _write(
             largest = tl.max(tl.abs(x), 1)
             scale = tl.div_rn(largest, 127.0 if FORMAT == "int8" else 448.0)
             scale = tl.where(largest == 0.0, 1.0, scale)
+            # A maximum passes over what is no number, and no code of int8 could tell of it: the scale does.
+            scale = tl.where(tl.max((x != x).to(tl.int32), 1) > 0, float("nan"), scale)
             tl.store(scales + slot * HEADS + heads, scale, mask=kept)
         else:
             scale = tl.load(scales + heads, mask=kept, other=1.0)
