@@ -17,11 +17,13 @@ def main() -> int:
     parity = commands.add_parser("parity", help="each kernel beside its reference")
     parity.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: in Triton's interpreter")
     parity.add_argument("--kernel", action="append", help="only this one; may be given several times")
-    parity.add_argument("--full", action="store_true", help="some ten times as many sizes")
+    parity.add_argument("--full", action="store_true", help="many combinations, not only every pair of sizes")
     parity.add_argument("--json", type=Path, help="write each result there")
     compile_ = commands.add_parser("compile", help="each kernel to machine code, for GPUs that need not be there")
     compile_.add_argument("--arch", type=int, choices=(80, 90), action="append", help="compute capability: 80 is 8.0")
-    compile_.add_argument("--full", action="store_true", help="every form, not only a few")
+    extent = compile_.add_mutually_exclusive_group()
+    for name, what in (("pairs", "forms in which every pair of properties meets"), ("full", "still more forms")):
+        extent.add_argument(f"--{name}", dest="extent", action="store_const", const=name, default="few", help=what)
     compile_.add_argument("--json", type=Path, help="write the table there")
     for command in (parity, compile_):
         command.add_argument("--keep", type=Path, help="write down there what is done; what is, is not done again")
@@ -94,7 +96,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     print(f"Triton {triton.__version__}, torch {torch.__version__}", HEADER, sep="\n", flush=True)
     progress = Progress(arguments.keep, found_with(triton=triton.__version__))
     rows: list[Compiled] = []
-    variants, archs = list(compile_variants(full=arguments.full)), arguments.arch or (80, 90)
+    variants, archs = list(compile_variants(arguments.extent)), arguments.arch or (80, 90)
     done = {(arch, v.name): progress.found.get(f"{arch} {v.name}") for arch in archs for v in variants}
     for kept in filter(None, done.values()):
         rows += [Compiled(**row) for row in kept["kernels"]]

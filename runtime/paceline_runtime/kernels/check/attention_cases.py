@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from paceline_runtime.kernels import reference
+from paceline_runtime.kernels.check.pairs import every_pair
 from paceline_runtime.kernels.check.parity import DTYPES, Case, Outcome
 from paceline_runtime.kernels.interface import AttentionOptions, Kernels, KVCache
 from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
@@ -125,51 +127,54 @@ def copy_cache(cache: KVCache, device: torch.device) -> KVCache:
     )
 
 
+PROPERTIES: dict[str, Sequence[Any]] = {
+    "dtype": DTYPES,
+    "group": range(1, 9),
+    "kv_heads": (1, 2),
+    "head_dim": HEAD_DIMS,
+    "block_size": BLOCK_SIZES,
+    "kept": FORMATS,
+    "window": (0, 1, 5, 33),
+    "soft_cap": (0.0, 4.0),
+    "num_splits": (1, 2, 4),
+    # The longest sequence ends so many tokens from the end of so many blocks.
+    "blocks": (1, 2, 3),
+    "off": (-1, 0, 1),
+    # Of a sequence that has several.
+    "new": (2, 3, 17, 40),
+}
+
+
 def attention_cases(gpu: Kernels, *, full: bool) -> Iterator[Case]:
-    """Decodes, chunks and mixed steps over all head sizes, group sizes and block sizes."""
+    """Decodes, chunks and mixed steps: every pair of properties; with `full` many more combinations."""
     for kernel, make in (("decode_attention", _decode), ("varlen_attention", _varlen), ("mixed steps", _mixed)):
-        for number in range(240 if full else 40 if make is _decode else 20):
-            attention = make(number, random.Random(number), full)
+        rows = every_pair({name: PROPERTIES[name] for name in PROPERTIES if name != "new" or make is not _decode})
+        for number in range(len(rows), 240 if full else 0):
+            rows.append(_any(random.Random(number)))
+        for row in rows:
+            attention = make(**row)
             yield Case(kernel, attention.dtype, attention.name, partial(attention.run, gpu))
 
 
-def _shape(number: int, chance: random.Random) -> dict[str, object]:
-    """Shapes that go through all sizes: 5, 8, 4 and 3 come together in any combination."""
-    return {
-        "dtype": DTYPES[number % 3],
-        "group": number % 8 + 1,
-        "kv_heads": chance.choice((1, 1, 2)),
-        "head_dim": HEAD_DIMS[number % 5],
-        # Not in step with the group sizes.
-        "block_size": BLOCK_SIZES[(number + number // 8) % 4],
-        "kept": FORMATS[number // 2 % 5] if number % 2 else "plain",
-        "window": chance.choice((0, 0, 1, 5, 33)),
-        "soft_cap": chance.choice((0.0, 0.0, 4.0)),
-        "num_splits": chance.choice((1, 2, 4)),
-    }
+def _any(chance: random.Random) -> dict[str, Any]:
+    row = {name: chance.choice(values) for name, values in PROPERTIES.items()}
+    return {**row, "blocks": chance.randint(1, 6), "off": chance.randint(-3, 3)}
 
 
-def _around(block_size: int, chance: random.Random, full: bool) -> int:
-    """A context length, most often at the border of a block."""
-    blocks = chance.randint(1, 6 if full else 2)
-    return chance.choice((0, 1, chance.randint(2, 40), *(blocks * block_size + off for off in (-1, 0, 1))))
+def _decode(block_size: int, blocks: int, off: int, new: int = 1, **shape: Any) -> Attention:
+    """A sequence, one with its first token, and a place of a captured graph that none has: a length of 0."""
+    before = (blocks * block_size + off - 1, 0, -1)
+    return Attention(new=(1, 1, 1), before=before, block_size=block_size, **shape)
 
 
-def _decode(number: int, chance: random.Random, full: bool) -> Attention:
-    shape = _shape(number, chance)
-    before = tuple(_around(int(shape["block_size"]), chance, full) for _ in range(3))  # type: ignore[call-overload]
-    # Places of a captured graph that no sequence has: one new token, and a length of 0.
-    return Attention(new=(1, 1, 1, 1), before=(*before, -1), **shape)  # type: ignore[arg-type]
+def _varlen(block_size: int, blocks: int, off: int, new: int, **shape: Any) -> Attention:
+    """Two chunks, the second a prompt's first, and a sequence without new tokens."""
+    before = (max(blocks * block_size + off - new, 0), 0, 5)
+    return Attention(new=(new, 2, 0), before=before, block_size=block_size, **shape)
 
 
-def _varlen(number: int, chance: random.Random, full: bool) -> Attention:
-    shape = _shape(number, chance)
-    before = tuple(_around(int(shape["block_size"]), chance, full) for _ in range(2))  # type: ignore[call-overload]
-    new = (chance.choice((2, 3, 17)), chance.choice((2, 9, 40)))
-    return Attention(new=(*new, 0), before=(*before, 5), **shape)  # type: ignore[arg-type]
-
-
-def _mixed(number: int, chance: random.Random, full: bool) -> Attention:
-    shape = _shape(number, chance)
-    before = tuple(_around(int(shape["block_size"]), chance, full) for _ in range(4))  # type: ignore[call-overload]
-    return Attention(new=(1, chance.randint(2, 20), 0, 1), before=before, **shape)  # type: ignore[arg-type]
+def _mixed(block_size: int, blocks: int, off: int, new: int, **shape: Any) -> Attention:
+    """All of these."""
+    end = blocks * block_size + off
+    before = (end - 1, max(end - new, 0), 5, 0)
+    return Attention(new=(1, new, 0, 1), before=before, block_size=block_size, **shape)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from paceline_runtime.kernels import gpu
-from paceline_runtime.kernels.check.attention_cases import FORMATS, HEAD_DIMS, make_cache
+from paceline_runtime.kernels.check.attention_cases import BLOCK_SIZES, FORMATS, HEAD_DIMS, make_cache
+from paceline_runtime.kernels.check.pairs import every_pair
 from paceline_runtime.kernels.check.parity import DTYPES, short
 from paceline_runtime.kernels.interface import AttentionOptions
 from paceline_runtime.kernels.plan import AttentionShape, plan_attention
 
 BF16 = torch.bfloat16
+Extent = Literal["few", "pairs", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +29,58 @@ class Variant:
     launch: Callable[[], object]
 
 
-def compile_variants(*, full: bool) -> Iterator[Variant]:
-    """The forms; without `full` those of one model (bfloat16, four heads of 128 to a key head) and the largest."""
+PROPERTIES: dict[str, Sequence[Any]] = {
+    "dtype": (BF16, torch.float16, torch.float32),
+    "kept": FORMATS,
+    "head_dim": HEAD_DIMS,
+    # One, odd and even, a power of two, more than a tile of the tensor cores has rows.
+    "group": (1, 3, 4, 7, 8, 64),
+    "block_size": BLOCK_SIZES,
+    "window": (0, 4096),
+    "soft_cap": (0.0, 30.0),
+    "splits": (1, 8),
+}
+
+
+def compile_variants(extent: Extent) -> Iterator[Variant]:
+    """The forms.
+
+    Args:
+        extent: `few`: those of one model (bfloat16, four heads of 128 to a key head), the same with all features, and
+            the largest. `pairs`: also every pair of properties. `full`: also each value of each beside that model.
+    """
     yield attention(BF16)
     yield attention(BF16, kept="fp8-head", window=4096, soft_cap=30.0)
     yield attention(torch.float32, head_dim=256, kept="int8-token")
+    full = extent != "few"
     if full:
-        for dtype in DTYPES:
-            for kept in FORMATS:
-                yield attention(dtype, kept=kept)
-            for head_dim in HEAD_DIMS:
-                for group in (1, 8):
-                    yield attention(dtype, head_dim=head_dim, group=group)
-        for group in (2, 3, 5, 6, 7, 16, 64):
-            yield attention(BF16, group=group)
-        for block_size in (8, 32, 64):
-            yield attention(BF16, block_size=block_size)
-        for splits in (1, 2, 4, 16, 32, 64):
+        for kept in ("int8-token", "fp8-token"):
+            yield attention(BF16, kept=kept)
+        for row in every_pair(PROPERTIES):
+            yield attention(**row)
+        for splits in (2, 4, 16, 32, 64):
             yield attention(BF16, splits=splits)
-        for window, soft_cap in ((4096, 0.0), (0, 30.0), (4096, 30.0)):
-            for dtype in DTYPES:
-                yield attention(dtype, window=window, soft_cap=soft_cap)
+    if extent == "full":
+        yield from _each_beside_one_model()
     for dtype in DTYPES if full else (BF16,):
         yield from layers(dtype, full=full)
     yield Variant("vocabulary of 128256", _sample)
+
+
+def _each_beside_one_model() -> Iterator[Variant]:
+    for dtype in DTYPES:
+        for kept in FORMATS:
+            yield attention(dtype, kept=kept)
+        for head_dim in HEAD_DIMS:
+            for group in (1, 8):
+                yield attention(dtype, head_dim=head_dim, group=group)
+        for window, soft_cap in ((4096, 0.0), (0, 30.0), (4096, 30.0)):
+            yield attention(dtype, window=window, soft_cap=soft_cap)
+    for group in (2, 3, 5, 6, 7, 16, 64):
+        yield attention(BF16, group=group)
+    for block_size in (8, 32, 64):
+        yield attention(BF16, block_size=block_size)
+    yield attention(BF16, splits=1)
 
 
 def attention(
