@@ -10,6 +10,8 @@ import torch
 from paceline_runtime.model.device.memory import LargestSteps, MemoryProfile, profile_memory
 from paceline_runtime.model.runner import ModelRunner
 from paceline_runtime.model.safetensors_checkpoint import SafetensorsCheckpoint
+from paceline_runtime.model.sampling import SamplingState
+from paceline_runtime.model.sampling.state import ADJUSTS, DRAWS, REPORTS
 from paceline_runtime.model.source import locate
 
 SIZES = (1, 2, 4, 6)
@@ -91,9 +93,18 @@ def test_the_runner_measures_its_largest_steps_and_leaves_no_cache_behind(
         device.run(10 * ran[-1])
         return forward(step)  # type: ignore[arg-type]
 
+    sampled: list[int] = []
+
+    def sample(logits: torch.Tensor, states: list[SamplingState]) -> None:
+        sampled.append(len(states))
+        assert all(state.needs == ADJUSTS | DRAWS | REPORTS for state in states)
+        device.run(3 * len(states))
+
     monkeypatch.setattr(runner.model, "forward", counted)
+    monkeypatch.setattr("paceline_runtime.model.runner.sample", sample)
     profile = runner.profile_memory(largest, device)
     assert ran == [chunk, 5]
+    assert sampled == [5]
     assert profile is not None
     assert profile.step == 10 * chunk
     assert runner.kv_cache == []

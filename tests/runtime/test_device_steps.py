@@ -207,3 +207,22 @@ def test_the_engine_makes_the_same_tokens_with_captured_decodes(
         outputs = run_engine(engine, requests)
         found.append({name: [t for o in of for t in o.new_token_ids] for name, of in outputs.items()})
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_logits_of_more_rows_than_sequences_come_to_the_host_in_pieces(checkpoint: Checkpoint, captured: bool) -> None:
+    model = make(checkpoint, captured=captured, most=6)
+    seqs = [SequenceInput(list(range(3, 23)), 0, [0, 1, 2], 20), SequenceInput([5], 0, [3], 1)]
+    pieces: list[int] = []
+    whole = model._model.logits
+
+    def piece(hidden: torch.Tensor) -> torch.Tensor:
+        pieces.append(len(hidden))
+        return whole(hidden)
+
+    model._model.logits = piece  # type: ignore[method-assign]
+    logits = model.forward(model.prepare(seqs))
+    assert pieces == [6, 6, 6, 3]
+    model.reserve(LargestSteps(64, 64, 21, 128))
+    torch.testing.assert_close(logits, model.forward(model.prepare(seqs)))
+    assert pieces[4:] == [21]

@@ -49,8 +49,14 @@ PLACES = {
     ("model/device/staging.py", "wait", "synchronize"),
     # Host memory, as an array.
     ("model/device/staging.py", "__init__", "numpy"),
+    # Log-probabilities of prompts: more logits than a device has room for.
+    ("model/torch_llama.py", "_in_pieces", "a copy that is waited for"),
+    # From one place of the device to another.
+    ("model/torch_llama.py", "_go_on", "a copy that is waited for"),
+    ("model/device/graphs.py", "replay", "a copy that is waited for"),
     # Loading, and measuring at the start.
     ("model/llama.py", "_load", "tensor"),
+    ("model/llama.py", "_load", "a copy that is waited for"),
     ("model/device/memory.py", "settle", "synchronize"),
 }
 
@@ -63,11 +69,20 @@ def waits(tree: ast.AST, where: str = "") -> Iterator[tuple[str, str, int]]:
             # On a module of arrays it is the host's.
             if not (isinstance(node.value, ast.Name) and node.value.id == "np"):
                 yield inside, node.attr, node.lineno
+        elif isinstance(node, ast.Call) and _copies(node):
+            yield inside, "a copy that is waited for", node.lineno
         elif isinstance(node, ast.Subscript) and any(
             isinstance(part, (ast.Compare, ast.Invert)) for part in ast.walk(node.slice)
         ):
             yield inside, "an index that is a mask", node.lineno
         yield from waits(node, inside)
+
+
+def _copies(call: ast.Call) -> bool:
+    """Between memories, perhaps, and not said to go on by itself."""
+    named = {keyword.arg for keyword in call.keywords}
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return "non_blocking" not in named and (name in ("copy_", "cuda") or (name == "to" and "device" in named))
 
 
 def test_the_hot_path_waits_for_the_device_in_named_places_only() -> None:
@@ -86,11 +101,13 @@ def f(x, length):
     a = x.item() + x.sum().cpu() + x.tolist()
     torch.cuda.synchronize()
     b = x[x > 0] + x[~a] + x.nonzero() + torch.tensor([1], device="cuda")
+    a.copy_(x, non_blocking=True).copy_(x.to(torch.int8)) + x.to(device="cpu") + x.cuda()
     return np.unique(a), x[length - 1], b
 """
     assert [what for _, what, _ in waits(ast.parse(code))] == [
         *("item", "cpu", "tolist", "synchronize"),
         *("an index that is a mask", "an index that is a mask", "nonzero", "tensor"),
+        *["a copy that is waited for"] * 3,
     ]
 
 

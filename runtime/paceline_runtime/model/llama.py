@@ -89,7 +89,23 @@ class LlamaModel:
         plan: AttentionPlan,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step; keys and values of the new tokens are written into the cache.
+        """Logits [R, vocab] (float32) of one step; see `hidden` and `logits`."""
+        return self.logits(self.hidden(token_ids, positions, kv_cache, slot_mapping, plan, logit_rows))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] → [R, vocab], float32."""
+        return self._head(hidden).float()
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: Sequence[KVCache],
+        slot_mapping: torch.Tensor,
+        plan: AttentionPlan,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one step up to its last norm; keys and values of the new tokens are written into the cache.
 
         Args:
             token_ids: [T].
@@ -100,7 +116,7 @@ class LlamaModel:
             logit_rows: [R], the rows of T whose next token is asked for.
 
         Returns:
-            Logits [R, vocab], float32.
+            [R, hidden].
         """
         spec, kernels, eps = self.spec, self._kernels, self.spec.rms_norm_eps
         rotated = spec.num_heads + spec.num_kv_heads
@@ -119,7 +135,7 @@ class LlamaModel:
             x = kernels.add_rms_norm(layer.output(attended.flatten(1)), residual, layer.mlp_norm, eps)
             x = kernels.silu_and_mul(layer.gate_up(x))
             x = kernels.add_rms_norm(layer.down(x), residual, norm_after, eps)
-        return self._head(x.index_select(0, logit_rows)).float()
+        return x.index_select(0, logit_rows)
 
     def _load(self, checkpoint: Checkpoint, name: str, *shape: int) -> torch.Tensor:
         value = checkpoint.tensor(name, *shape)

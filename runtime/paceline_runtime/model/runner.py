@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from paceline_crds.runtime_config import KVQuantization, WeightType
+from paceline_runtime.messages import SamplingParams
 from paceline_runtime.native import NativeUnavailable, load
 
 from .checkpoint import Checkpoint
@@ -16,7 +17,7 @@ from .device.graphs import cuda_graphs
 from .device.memory import CudaProbe, LargestSteps, MemoryProbe, MemoryProfile, profile_memory
 from .inputs import SequenceInput
 from .native_llama import NativeLlama, NativeStep, unsupported
-from .sampling import Draws
+from .sampling import Draws, SamplingState, sample
 from .source import ModelInvalid
 from .torch_llama import TorchLlama, TorchStep
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 StepInput = NativeStep | TorchStep
 """One step, as the kernels take it."""
+_EVERYTHING = SamplingParams(temperature=0.8, top_p=0.95, presence_penalty=0.5, logprobs=20)
+"""What makes the sampler take most memory."""
 
 
 def pick_device(asked: WeightType = WeightType.AUTO) -> tuple[torch.device, torch.dtype]:
@@ -175,8 +178,9 @@ class ModelRunner:
     def warm_up(self, largest: LargestSteps) -> float:
         """Run the largest prompt chunk and the largest batch of decodes, on a GPU also a whole step's budget of chunks.
 
-        There the decode steps are captured, too. Kernels are then loaded, and a GPU's memory for the largest step is
-        known to be there. The cache may hold nothing yet: its blocks are written over.
+        There the decode steps are captured, too. Kernels are then compiled and loaded in every form that a step may ask
+        for, and a GPU's memory for the largest step is known to be there. The cache may hold nothing yet: its blocks
+        are written over.
 
         Returns:
             Seconds it took.
@@ -189,6 +193,7 @@ class ModelRunner:
             self.model.reserve(largest)
         self._run_largest(largest)
         if isinstance(self.model, TorchLlama):
+            self.model.run_each_form()
             self.model.capture(self.model.sizes_to_capture(largest.max_num_seqs))
             self.synchronize()
         return time.monotonic() - started
@@ -234,6 +239,10 @@ class ModelRunner:
         for seqs in (prompts, [SequenceInput([0], context - 1, blocks, 1)] * largest.max_num_seqs):
             logits = self.forward(self.prepare(seqs))
             self.synchronize()
+            if seqs is not prompts and isinstance(self.model, TorchLlama):
+                # What the general sampler needs beside the logits is on their device.
+                vocab = self.model.spec.vocab_size
+                sample(logits, [SamplingState(_EVERYTHING, 0, (0,), (), vocab) for _ in seqs])
             if seqs is prompts and not bool(torch.isfinite(logits).all()):
                 # The decodes read blocks that nothing was written to, so they prove nothing.
                 raise ModelInvalid(

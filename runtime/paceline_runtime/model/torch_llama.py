@@ -5,6 +5,7 @@ A step is prepared on the host, and then run: nothing in between waits for the d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ import torch
 
 from paceline_runtime.kernels.interface import QUANTISED, KVCache, select
 from paceline_runtime.kernels.plan import AttentionPlan, AttentionShape, plan_attention
-from paceline_runtime.kernels.tiling import check_heads
+from paceline_runtime.kernels.tiling import check_heads, choose_splits, decode_tile
 
 from .checkpoint import Checkpoint
 from .device.block_rows import BlockRows
@@ -99,6 +100,7 @@ class TorchLlama:
         self.num_parameters = self._model.num_parameters
         self._cache: list[KVCache] = []
         self._staging, self._draws_staging, self._rows_staging = (Staging(device) for _ in range(3))
+        self._most_rows = sys.maxsize  # of logits that the device holds at once
         self._made: torch.Tensor | None = None  # tokens of the last step's rows, on the device
         self._block_rows = BlockRows()
         self._graphs = DecodeGraphs(graphs) if graphs is not None else None
@@ -137,6 +139,7 @@ class TorchLlama:
     def reserve(self, largest: LargestSteps) -> None:
         """Set memory aside for the inputs of the largest step. Captured steps are let go: they have other addresses."""
         self.capture(())
+        self._most_rows = largest.max_num_seqs
         seqs, tokens = largest.max_num_seqs, max(largest.max_batched_tokens, largest.max_num_seqs)
         self._staging.reserve(step_bytes(tokens=tokens, seqs=seqs, width=self._table_width, logits=tokens))
         self._draws_staging.reserve(draw_bytes(seqs))
@@ -166,7 +169,12 @@ class TorchLlama:
         return replace(step, follows=_Rows(bundle, bundle.put(np.array(follows, dtype=np.int64))))
 
     def forward(self, step: TorchStep) -> torch.Tensor:
-        """Logits [R, vocab], float32, on the device; good until the next step."""
+        """Logits [R, vocab], float32, on the device; good until the next step.
+
+        More rows than there may be sequences come to the host instead: see `_in_pieces`.
+        """
+        if step.rows > self._most_rows:
+            return self._in_pieces(step)
         logits, _ = self._run(step)
         return logits[: step.rows]
 
@@ -218,13 +226,49 @@ class TorchLlama:
         tokens = self._made.index_select(0, follows.numbers).clamp(0, self.spec.vocab_size - 1)
         token_ids[: len(tokens)].copy_(tokens)
 
+    @torch.inference_mode()
+    def _in_pieces(self, step: TorchStep) -> torch.Tensor:
+        """Logits [R, vocab] in the host's memory, of which the device holds a piece at a time.
+
+        For log-probabilities of prompts: those of a step may take gigabytes, for which no device has room set aside.
+        The host waits for each piece.
+        """
+        step.bundle.send()
+        self._made = None
+        hidden = self._model.hidden(*self._inputs(step))
+        logits = torch.empty((step.rows, self.spec.vocab_size), dtype=torch.float32)
+        for start in range(0, step.rows, self._most_rows):
+            rows = slice(start, start + self._most_rows)
+            logits[rows].copy_(self._model.logits(hidden[rows]))
+        return logits
+
     def _compute(self, step: TorchStep) -> Results:
         """Logits [R, vocab], and of each row the highest and its token as [2, R] float64, which holds both."""
-        logits = self._model.forward(
-            step.token_ids, step.positions, self._cache, step.slot_mapping, step.plan, step.logit_rows
-        )
+        logits = self._model.forward(*self._inputs(step))
         best = logits.max(dim=-1)
         return logits, torch.stack((best.values.double(), best.indices.double()))
+
+    def _inputs(
+        self, step: TorchStep
+    ) -> tuple[torch.Tensor, torch.Tensor, list[KVCache], torch.Tensor, AttentionPlan, torch.Tensor]:
+        return step.token_ids, step.positions, self._cache, step.slot_mapping, step.plan, step.logit_rows
+
+    @torch.inference_mode()
+    def run_each_form(self) -> None:
+        """Run once whatever a step may launch in one form or another: a GPU compiles a form when it is first launched.
+
+        These are the attention of decodes, by how far their contexts are split, and the draw. Needs the cache, whose
+        first place is written over.
+        """
+        step = self._prepare([SequenceInput([0], 0, [0], 1)], None)
+        step.bundle.send()
+        tile = decode_tile(self._shape.heads // self._shape.kv_heads, self._shape.head_dim, self._shape.element_bytes)
+        longest = self._table_width * self._block_size
+        splits = choose_splits(self._shape.kv_heads, longest, self._processors, tile.tokens)
+        while splits:
+            logits, best = self._compute(replace(step, plan=replace(step.plan, num_splits=splits)))
+            splits //= 2
+        self._draw(logits, best[0], Draws.greedy(1))
 
     @torch.inference_mode()
     def _begin_captured(self, size: int) -> tuple[Bundle, Run]:

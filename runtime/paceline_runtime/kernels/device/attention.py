@@ -124,7 +124,8 @@ def _split(seq_len, window, split, SPLITS: tl.constexpr, TOKENS: tl.constexpr, W
     return start, tl.minimum(start + part, seq_len)
 
 
-@triton.jit
+# A step's sizes make no form of their own: one would be compiled in the middle of serving.
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_kernel(
     query,
     key_cache,
@@ -270,7 +271,7 @@ def reduce_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "stride_table"])
 def varlen_kernel(
     query,
     key_cache,

@@ -34,6 +34,23 @@ class Draws:
     min_p: NDArray[np.float64]
     uniform: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[float, int, float, float, float]]) -> Draws:
+        """Of rows of (temperature, top-k, top-p, min-p, uniform)."""
+        temperature, top_k, top_p, min_p, uniform = zip(*rows, strict=True) if rows else ((),) * 5
+        return cls(
+            np.array(temperature, dtype=np.float32),
+            np.array(top_k, dtype=np.int64),
+            np.array(top_p, dtype=np.float64),
+            np.array(min_p, dtype=np.float64),
+            np.array(uniform, dtype=np.float64),
+        )
+
+    @classmethod
+    def greedy(cls, rows: int) -> Draws:
+        """The likeliest token of each row."""
+        return cls.of([_GREEDY] * rows)
+
 
 _ALL = np.iinfo(np.int64).max
 _GREEDY = (1.0, 1, 1.0, 0.0, 0.0)
@@ -56,17 +73,11 @@ def draws_of(states: Sequence[SamplingState], rows: Sequence[int], num_rows: int
         return None
     if not drawable(states):
         return None
-    values = [
-        (min(state.temperature, HOTTEST), state.top_k or _ALL, state.top_p, state.min_p, state.uniform(ahead))
-        if state.needs & DRAWS
-        else _GREEDY
-        for state in states
-    ]
-    temperature, top_k, top_p, min_p, uniform = zip(*values, strict=True) if values else ((),) * 5
-    return Draws(
-        np.array(temperature, dtype=np.float32),
-        np.array(top_k, dtype=np.int64),
-        np.array(top_p, dtype=np.float64),
-        np.array(min_p, dtype=np.float64),
-        np.array(uniform, dtype=np.float64),
+    return Draws.of(
+        [
+            (min(state.temperature, HOTTEST), state.top_k or _ALL, state.top_p, state.min_p, state.uniform(ahead))
+            if state.needs & DRAWS
+            else _GREEDY
+            for state in states
+        ]
     )
