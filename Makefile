@@ -34,7 +34,7 @@ lock: ## resolve requirements/*.txt anew (hashes, no addresses)
 demo: $(STAMP) ## from nothing to a streamed chat answer on this machine
 	$(BIN)/python -m paceline_cli demo up
 
-demo-rollout: $(STAMP) ## a good, a slow and a wrong version rolled out by steps under requests (a quarter of an hour)
+demo-rollout: $(STAMP) ## a good, a slow and a wrong version rolled out by steps under requests (25 minutes)
 	$(BIN)/python -m paceline_cli demo rollout
 
 demo-down: $(STAMP) ## stop the demo and delete its state

@@ -112,7 +112,7 @@ def rollout(
         Path | None, typer.Option(help="An InferenceService with strategy Canary. [default: examples/rollout.yaml]")
     ] = None,
 ) -> None:
-    """Bring everything up, and roll out a good, a slow and a wrong version under requests. Takes a quarter of an hour.
+    """Bring everything up, and roll out a good, a slow and a wrong version under requests. Takes 25 minutes.
 
     Exit code 1 where a version did not end as it has to, or a request got no answer.
     """
