@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+import re
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_world import Turn, at, served, told
+from killed_world import Edge, Turn, at, served, told
 
 from paceline_operator.rollout.state import Phase
 from paceline_shadow_traffic.verdict import Verdict
@@ -53,8 +56,59 @@ STORIES = {
         ),
         [0, 10, 50, 100],
     ),
+    "other answers to copies": (
+        (Turn(served, COPIED), Turn(at(Phase.SHADOW, 0), verdict=Verdict.FAIL)),
+        [0],
+    ),
+    "a breach that waits for a person": (
+        (
+            Turn(served, NEW | {"rollout": ROLLOUT | {"paused": True}}),
+            Turn(at(Phase.BLOCKED, 0), {"rollout": ROLLOUT | {"onBreach": "Pause"}}),
+            Turn(at(Phase.JUDGING, 10), verdict=Verdict.FAIL),
+            Turn(at(Phase.HELD, 10), order="Skip", verdict=Verdict.NOT_KNOWN),
+            Turn(at(Phase.MOVING, 50), order="Abort"),
+        ),
+        [0, 10, 50, 0],
+    ),
+    "no replicas in the middle": (
+        (
+            Turn(served, NEW, verdict=Verdict.PASS),
+            Turn(at(Phase.JUDGING, 10), {"replicas": 0}),
+            Turn(at(Phase.PREPARING, 0), {"replicas": 2}),
+            Turn(at(Phase.FINISHING, 100), {"replicas": 0}),
+            Turn(at(Phase.PREPARING, 0), {"replicas": 2}),
+        ),
+        [0, 10, 0, 10, 50, 100, 0, 100],
+    ),
+    "a person in a hurry": (
+        (
+            Turn(served, NEW | {"rollout": ROLLOUT | {"onBreach": "Pause"}}),
+            Turn(at(Phase.MOVING, 10), order="Skip"),
+            Turn(at(Phase.JUDGING, 50), verdict=Verdict.FAIL),
+            Turn(at(Phase.HELD, 50), order="Abort"),
+        ),
+        [0, 10, 50, 0],
+    ),
 }
 """What happens, and what anybody but the first revision is given."""
+
+
+PAGE = Path(__file__).parents[2] / "docs/reference/rollout-edges.md"
+
+
+def named(edges: Sequence[Edge]) -> list[str]:
+    """The edges by their phases; no phase is that of a service of which no rollout is remembered."""
+    phases = [phase or "Idle" for _, _, phase in edges]
+    return [f"{before} → {after}" for before, after in pairwise(phases) if before != after]
+
+
+async def test_the_page_of_kills_has_every_edge_that_is_killed_at_and_no_other() -> None:
+    taken: set[str] = set()
+    for turns, _ in STORIES.values():
+        async with told(SPEC, turns, []) as world:
+            await world.run()
+            taken |= set(named(world.edges))
+    assert set(re.findall(r"^\| (\w+ → \w+) \|", PAGE.read_text(), re.MULTILINE)) == taken
 
 
 @pytest.mark.parametrize("story", STORIES)
