@@ -202,8 +202,8 @@ class Day(enum.StrEnum):
 _CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
 
 
-class ScheduleSpec(Model):
-    """Other bounds at some time of the week: from `start` until `end`, which is not part of it."""
+class WeekTime(Model):
+    """Some time of the week: from `start` until `end`, which is not part of it."""
 
     timezone: Annotated[
         str,
@@ -241,12 +241,6 @@ class ScheduleSpec(Model):
             max_length=5,
         ),
     ]
-    min_replicas: Annotated[
-        int | None, Field(ge=1, le=1000, description="The fewest replicas meanwhile, if that is more than usual.")
-    ] = None
-    max_replicas: Annotated[
-        int | None, Field(ge=1, le=1000, description="The most replicas meanwhile, in the place of the usual.")
-    ] = None
 
     @field_validator("timezone")
     @classmethod
@@ -256,6 +250,17 @@ class ScheduleSpec(Model):
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError(f"there is no time zone {name!r}; write one as Europe/Berlin or UTC") from None
         return name
+
+
+class ScheduleSpec(WeekTime):
+    """Other bounds at some time of the week."""
+
+    min_replicas: Annotated[
+        int | None, Field(ge=1, le=1000, description="The fewest replicas meanwhile, if that is more than usual.")
+    ] = None
+    max_replicas: Annotated[
+        int | None, Field(ge=1, le=1000, description="The most replicas meanwhile, in the place of the usual.")
+    ] = None
 
 
 SCHEDULE_RULES = (

@@ -55,7 +55,7 @@ def load_file(path: Path) -> RuntimeConfig:
     try:
         return RuntimeConfig.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(f"the config file {path} is not valid: {_in_words(error)}") from error
+        raise ConfigError(f"the config file {path} is not valid: {in_words(error)}") from error
 
 
 def resolve(
@@ -117,7 +117,7 @@ def resolve(
             origins={wire_name(field): origin for field, origin in origins.items()},
         )
     except ValidationError as error:
-        raise ConfigError(f"the configuration is not valid: {_in_words(error)}") from error
+        raise ConfigError(f"the configuration is not valid: {in_words(error)}") from error
 
 
 def with_value(config: RuntimeConfig, field: str, value: Any, origin: Origin) -> RuntimeConfig:
@@ -133,7 +133,7 @@ def with_value(config: RuntimeConfig, field: str, value: Any, origin: Origin) ->
             origins={**config.origins, wire_name(field): origin},
         )
     except ValidationError as error:
-        raise ConfigError(f"the configuration is not valid: {_in_words(error)}") from error
+        raise ConfigError(f"the configuration is not valid: {in_words(error)}") from error
 
 
 def _parse(field: str, text: str) -> Any:
@@ -171,7 +171,8 @@ def _as_users_write(name: str) -> str:
     return wire_name(name) if name in RuntimeParameters.model_fields else name
 
 
-def _in_words(error: ValidationError) -> str:
+def in_words(error: ValidationError) -> str:
+    """What is wrong with parameters, by the names that users write."""
     parts = []
     for item in error.errors(include_url=False):
         # What was validated by field names is told by the names that users write.

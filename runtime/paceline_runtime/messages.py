@@ -145,6 +145,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class Tune(msgspec.Struct, frozen=True, tag="tune"):
+    """Run with other limits from the next step on; `Tuned` is the answer, in the order of the questions.
+
+    Attributes:
+        knobs: by camelCase name (`paceline_crds.tuning.Knob`); one that is left out gets back what the start gave it.
+    """
+
+    knobs: dict[str, int]
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no more requests, finish those that are there, then exit with code 0."""
 
@@ -153,7 +163,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Drop everything and exit with code 0."""
 
 
-FrontMessage = AddRequest | Abort | Drain | Shutdown
+FrontMessage = AddRequest | Abort | Tune | Drain | Shutdown
 
 # --- core to front end ---
 
@@ -407,6 +417,18 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     retry_after: float | None = None
 
 
+class Tuned(msgspec.Struct, frozen=True, tag="tuned"):
+    """What became of a `Tune`.
+
+    Attributes:
+        knobs: every knob, as the next step has it.
+        problem: why nothing was changed, for people; empty where it was.
+    """
+
+    knobs: dict[str, int]
+    problem: str = ""
+
+
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     """The core cannot go on and exits with `exit_code`; `message` says what to do. Open requests are lost."""
 
@@ -414,7 +436,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     exit_code: int
 
 
-CoreMessage = Ready | StepOutputs | Rejected | Fatal
+CoreMessage = Ready | StepOutputs | Rejected | Tuned | Fatal
 
 # --- frames ---
 

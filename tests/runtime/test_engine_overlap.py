@@ -30,6 +30,8 @@ from paceline_runtime.messages import (
     StepOutputs,
     TokenLogprob,
     TokenOutput,
+    Tune,
+    Tuned,
 )
 from paceline_runtime.model.device.graphs import DecodeGraphs, no_graphs
 from paceline_runtime.model.inputs import SequenceInput
@@ -171,6 +173,7 @@ def plain(outputs: Sequence[CoreMessage]) -> list[tuple[object, ...]]:
         else (type(one).__name__,)
         for message in outputs
         for one in (message.outputs if isinstance(message, StepOutputs) else [message])
+        if not isinstance(one, Tuned)  # it is sent at once, before outputs that wait for the device to be busy
     ]
 
 
@@ -184,7 +187,7 @@ def counts(outputs: Sequence[CoreMessage]) -> list[tuple[int, ...]]:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> dict[int, list[FrontMessage]]:
-    """Requests of all kinds that come, and some that are cancelled, at any step."""
+    """Requests of all kinds that come, some that are cancelled, and limits that change, at any step."""
     messages: dict[int, list[FrontMessage]] = {}
     for i in range(draw(st.integers(2, 9))):
         at, length = draw(st.integers(1, 12)), draw(st.sampled_from((1, 15, 16, 17, 50, 90)))
@@ -211,6 +214,9 @@ def scripts(draw: st.DrawFn) -> dict[int, list[FrontMessage]]:
         if draw(st.booleans()):
             later = at + draw(st.integers(0, 20))
             messages.setdefault(later, []).append(Abort([draw(st.sampled_from([f"r{i}", *forks]))]))
+    for _ in range(draw(st.integers(0, 3))):
+        knobs = {"maxNumSeqs": draw(st.integers(1, 6)), "prefillChunkTokens": draw(st.sampled_from((32, 48, 64)))}
+        messages.setdefault(draw(st.integers(1, 25)), []).append(Tune(knobs))
     return messages
 
 

@@ -63,6 +63,18 @@ OPERATOR_SCALING_ACTIVE = _metric(
     "1 while a pool's count is decided from known figures, 0 while it is only held since some are not known.",
     (*SERVICE_LABELS, "pool"),
 )
+OPERATOR_TUNING_KNOB = _metric(
+    "paceline_tuning_knob",
+    "gauge",
+    "What a knob of a pool's replicas should be by its load; only of knobs that follow it.",
+    (*SERVICE_LABELS, "pool", "knob"),
+)
+OPERATOR_TUNING_ACTIVE = _metric(
+    "paceline_tuning_active",
+    "gauge",
+    "1 while a pool's knobs are decided from known figures, 0 while they are only held.",
+    (*SERVICE_LABELS, "pool"),
+)
 OPERATOR_SLO_THRESHOLD = _metric(
     "paceline_slo_threshold_seconds",
     "gauge",

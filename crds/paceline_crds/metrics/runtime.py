@@ -297,6 +297,18 @@ RUNTIME_CONFIG_INFO = _metric(
     "The configuration this replica runs; always 1.",
     ("pool_hash", "config_hash"),
 )
+RUNTIME_KNOB_SET = _metric(
+    "paceline_knob_set",
+    "gauge",
+    "What a knob that may change while the engine runs was started with.",
+    (*_MODEL, "knob"),
+)
+RUNTIME_KNOB_IN_EFFECT = _metric(
+    "paceline_knob_in_effect",
+    "gauge",
+    "What the same knob is now.",
+    (*_MODEL, "knob"),
+)
 RUNTIME_MODEL_LOAD = _metric(
     "paceline_model_load_seconds", "gauge", "Seconds to read the weights.", _MODEL, unit="seconds"
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from paceline_runtime.engine.scheduler import Refused
@@ -23,6 +24,8 @@ from paceline_runtime.messages import (
     Rejected,
     Shutdown,
     StepOutputs,
+    Tune,
+    Tuned,
 )
 
 from .channel import Channel
@@ -49,6 +52,9 @@ class Engine(Protocol):
     def delivered(self, seconds: float) -> None: ...
     def stats(self) -> EngineStats: ...
     def check_integrity(self) -> None: ...
+    def tune(self, knobs: Mapping[str, int]) -> dict[str, int]: ...
+    @property
+    def knobs(self) -> dict[str, int]: ...
 
 
 class CoreLoop:
@@ -124,6 +130,8 @@ class CoreLoop:
                 for request_id in request_ids:
                     self._engine.abort(request_id)
                 self._checked = False
+            case Tune(knobs):
+                self._tune(knobs)
             case Drain():
                 self._draining = True
             case Shutdown():
@@ -136,6 +144,15 @@ class CoreLoop:
             self._engine.add_request(message)
         except Refused as refused:
             self._send(Rejected(message.request_id, refused.message, refused.code, refused.retry_after))
+
+    def _tune(self, knobs: Mapping[str, int]) -> None:
+        try:
+            found = Tuned(self._engine.tune(knobs))
+        except ValueError as error:
+            found = Tuned(self._engine.knobs, str(error))
+        else:
+            log.info("from the next step on: %s", ", ".join(f"{name} {value}" for name, value in found.knobs.items()))
+        self._send(found)
 
     def _send(self, message: CoreMessage) -> None:
         if isinstance(message, StepOutputs):

@@ -6,7 +6,7 @@ Scheduler and block manager are plain arithmetic and import no torch.
 |---|---|
 | `llm`, `startup`, `memory`, `answers`, `trace` | the whole engine: start, step, outputs |
 | `scheduler` | one step: decodes, prompts, admissions; what came of it |
-| `batch`, `limits` | a step's work and the pieces of prompts; bounds and rules |
+| `batch`, `limits`, `knobs` | a step's work and the pieces of prompts; bounds and rules; which bounds may change |
 | `admission`, `arrival`, `ending`, `deadlines` | refused, made, complete, too late |
 | `admitter`, `waiting`, `policy`, `tenants` | from the queue into the batch: order, shares, places |
 | `preemption`, `victim`, `cushion` | who gives way, and how much room admission leaves |

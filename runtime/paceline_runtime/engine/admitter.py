@@ -27,7 +27,7 @@ class Admitter:
     def __init__(self, books: Books, preempter: Preempter, limits: SchedulerLimits, rules: SchedulingRules) -> None:
         self._books = books
         self._preempter = preempter
-        self._limits = limits
+        self.limits = limits
         self._rules = rules
         self._short = False  # blocks were lacking since the last step
 
@@ -63,8 +63,9 @@ class Admitter:
 
     def _admit(self, request: Request, rule: str, plan: StepPlan, now: float) -> Blocker | None:
         """Admit a request, or say why not."""
-        books, blocks, limits = self._books, self._books.blocks, self._limits
-        if books.running_slots + request.num_slots > limits.max_num_seqs + request.probe:
+        books, blocks, limits = self._books, self._books.blocks, self.limits
+        # A request that is wider than the limit has become runs alone.
+        if books.running_slots and books.running_slots + request.num_slots > limits.max_num_seqs + request.probe:
             return (
                 WaitReason.BATCH_FULL,
                 f"{books.running_slots} of {limits.max_num_seqs} places in the batch are taken and it needs "

@@ -80,10 +80,10 @@ def piece(wanted: int, room: int, decodes: int, alone: bool, limits: SchedulerLi
 
 
 class StepPlan:
-    """A batch in the making."""
+    """A batch in the making, of `room` tokens at the most."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self.room = limits.max_batched_tokens
+    def __init__(self, limits: SchedulerLimits, room: int) -> None:
+        self.room = room
         self._limits = limits
         self._decodes: dict[str, ScheduledSeq] = {}
         self._prompts: dict[str, ScheduledSeq] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
 import torch
 
@@ -22,6 +23,7 @@ from paceline_runtime.model.sampling import check_sampling, drawable, draws_of, 
 
 from .answers import Answer, answer_of, prompt_positions, token_output
 from .begun import BegunStep, Seconds, Work, choices_of, num_logits, sequence_input
+from .knobs import in_effect, tuned
 from .scheduler import Batch, Refused, ScheduledSeq, Scheduler
 from .startup import start
 from .trace import StepTrace
@@ -86,6 +88,25 @@ class LLMEngine:
     def abort(self, request_id: str) -> bool:
         """Drop a request and free what it holds; False if it is not there (any more)."""
         return self.scheduler.abort(request_id)
+
+    def tune(self, knobs: Mapping[str, int]) -> dict[str, int]:
+        """Change limits of the scheduler from the next step on, all at once; every knob as it then is.
+
+        Between two steps only. A step that the device has been given ahead still runs as it was chosen.
+
+        Args:
+            knobs: by camelCase name; those that are not named are set back to what the start gave them.
+
+        Raises:
+            ValueError: with words, if they cannot be; nothing has changed then.
+        """
+        self.scheduler.limit(tuned(self.config.parameters, self.scheduler.limits, knobs))
+        return self.knobs
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        """Every knob as it is, by camelCase name."""
+        return in_effect(self.scheduler.limits)
 
     def step(self) -> StepOutputs | None:
         """Run one step; `None` if there was nothing to do and nothing to tell."""

@@ -26,7 +26,7 @@ class Preempter:
         self, books: Books, limits: SchedulerLimits, rules: SchedulingRules, choose: ChooseVictim = choose_victim
     ) -> None:
         self._books = books
-        self._limits = limits
+        self.limits = limits
         self._cushion = Cushion(books.blocks.num_blocks, limits.cushion_percent)
         self._choose = choose
         self._rules = rules
@@ -43,7 +43,7 @@ class Preempter:
     @property
     def reserve(self) -> int:
         """Blocks that a new request leaves to those that run."""
-        return self._limits.reserve_blocks + self._cushion.blocks
+        return self.limits.reserve_blocks + self._cushion.blocks
 
     def admitted(self, request: Request) -> None:
         """This request was admitted in this step: it is not preempted in the same one."""
@@ -96,7 +96,7 @@ class Preempter:
         freed = sum(c.freed for c in lesser)
         reserve = self.reserve if len(books.running) > len(lesser) else 0
         needed = blocks.needed(request, blocks.match(request)) + reserve + blocks.num_promised
-        places = self._limits.max_num_seqs - (books.running_slots - slots)
+        places = self.limits.max_num_seqs - (books.running_slots - slots)
         if request.num_slots > places or needed > blocks.num_free + freed:
             return
         while lesser and not blocks.num_parked:

@@ -53,6 +53,7 @@ class Scheduler:
         victim: ChooseVictim = choose_victim,
     ) -> None:
         self.limits = limits
+        self._started = limits
         self.rules = rules or SchedulingRules()
         self.blocks = blocks
         self._eos = eos_token_ids
@@ -140,7 +141,8 @@ class Scheduler:
         for request_id in ids:
             if request_id in self._books.requests or ids.count(request_id) > 1:
                 raise Refused(RejectCode.INVALID, f"request id {request_id!r} is in use by a running request")
-        max_len = most_tokens(message, self.limits, self.blocks.num_blocks * self.blocks.block_size)
+        # How much one request may ask for does not follow load: whoever asks the same gets the same word.
+        max_len = most_tokens(message, self._started, self.blocks.num_blocks * self.blocks.block_size)
         answers = make_answers(message, seed, max_len, self._arrivals + 1, self.blocks, self.rules)
         request = answers[0]
         if not message.probe:
@@ -175,6 +177,21 @@ class Scheduler:
         """
         self._asked[request_id] = swap and self.blocks.tiers is not None
 
+    def limit(self, limits: SchedulerLimits) -> None:
+        """Keep to other limits from the next step on. Between two steps only, after `enter`.
+
+        What runs goes on: where fewer may run than do, nobody is let in until enough have ended.
+
+        Raises:
+            ValueError: a step may be larger than at the start, which is what memory was taken for.
+        """
+        for name in ("max_num_seqs", "max_batched_tokens"):
+            if getattr(limits, name) > getattr(self._started, name):
+                raise ValueError(
+                    f"{name} {getattr(limits, name)} is more than the {getattr(self._started, name)} of the start"
+                )
+        self.limits = self._preempter.limits = self._admitter.limits = limits
+
     # --- one step ---
 
     def schedule(self, now: float) -> Batch | None:
@@ -182,7 +199,9 @@ class Scheduler:
         self._now, self._followed = now, 0
         self.blocks.commit()
         self._ended += self._deadlines.drop(now)
-        plan = StepPlan(self.limits)
+        # More may run than the limits let in by now; each of them still gets its token.
+        plan = StepPlan(self.limits, max(self.limits.max_batched_tokens, self.num_running))
+        room = plan.room
         self._preempter.begin(plan, now)
         for request_id, swap in self._asked.items():
             self._preempter.preempt_asked(request_id, swap=swap)
@@ -191,7 +210,7 @@ class Scheduler:
         self._plan_prompts(plan)
         self._admitter.admit_waiting(plan, now)
         self._admitter.explain(now)
-        self.blocks.trim(self.limits.max_batched_tokens - plan.room)
+        self.blocks.trim(room - plan.room)
         self.blocks.pass_down()
         return plan.batch(*self.blocks.take_moves())
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import time
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from paceline_crds.tuning import TUNING_PATH, Knob
+
 from . import openapi
+from .body import read_json_body
 from .canary import Canary
-from .errors import ApiError, unavailable
+from .errors import ApiError, bad_request, unavailable
 from .health import Verdict
 from .replica import Replica
+from .submission import EngineGone
 
 
 class AdminRoutes:
@@ -39,6 +44,14 @@ class AdminRoutes:
             ("/v1/paceline/requests/{request_id:path}", self.request, openapi.answers()),
         ):
             self.router.add_api_route(path, route, methods=["GET"], responses=answers, response_class=Response)
+        self.router.add_api_route(
+            TUNING_PATH,
+            self.tune,
+            methods=["PUT"],
+            openapi_extra=_TUNING_BODY,
+            responses=openapi.answers(),
+            response_class=Response,
+        )
 
     async def live(self) -> Response:
         """200 while the engine makes progress, or still starts; 503 when it is dead or stuck."""
@@ -60,11 +73,30 @@ class AdminRoutes:
     async def config(self, request: Request) -> Response:
         """Each parameter as it is in effect and where it came from; the ETag is the hash of it."""
         replica = self._replica
-        etag = f'"{replica.config_hash}"'
+        etag = f'"{replica.etag}"'
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers={"etag": etag})
         body = {**replica.effective, "pool_hash": replica.pool_hash or None, "config_hash": replica.config_hash}
         return _json(body, {"etag": etag})
+
+    async def tune(self, request: Request) -> Response:
+        """Run with other knobs from the next step on; the answer says what each was started with and is now.
+
+        For the operator: a router sends nobody here. Whoever reaches this port can send requests as well, and gets no
+        further by this than to what the replica was started with.
+        """
+        replica = self._replica
+        asked = _tuning_of(await read_json_body(request, _MAX_TUNING_BYTES))
+        if asked.pool_hash is not None and asked.pool_hash != replica.pool_hash:
+            words = f"This replica is of pool hash {replica.pool_hash or 'none'}, not {asked.pool_hash}."
+            raise ApiError(409, words, param="poolHash")
+        try:
+            await replica.tune(asked.knobs)
+        except ValueError as error:
+            raise bad_request(f"{error}.", param="knobs") from None
+        except EngineGone as error:
+            raise unavailable(str(error), close=True) from None
+        return _json({"set": replica.started_knobs, "inEffect": replica.knobs})
 
     async def load(self) -> Response:
         """What the replica has to do, as in the header `x-paceline-load`."""
@@ -83,6 +115,32 @@ class AdminRoutes:
         if record is None:
             raise ApiError(404, "No running or recent request has this id.", param="id", code="request_not_found")
         return _json(record.as_json(time.monotonic()))
+
+
+class _Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The body of `PUT /v1/paceline/tuning`.
+
+    Attributes:
+        knobs: by name; those that are left out are set back.
+        pool_hash: of the replica that is meant; an address may have gone to another one.
+    """
+
+    knobs: dict[str, int]
+    pool_hash: str | None = None
+
+
+_MAX_TUNING_BYTES: Final = 4096
+_TUNING_BODY: Final = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": msgspec.json.schema(_Tuning)}}}
+}
+
+
+def _tuning_of(body: bytes) -> _Tuning:
+    try:
+        return msgspec.json.decode(body, type=_Tuning)
+    except msgspec.MsgspecError as error:
+        words = f'Write {{"knobs": {{"{Knob.MAX_NUM_SEQS}": 16}}}} with whole numbers: {error}.'
+        raise bad_request(words) from None
 
 
 def _verdict(verdict: Verdict) -> Response:

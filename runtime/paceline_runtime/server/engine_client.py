@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -25,6 +26,8 @@ from paceline_runtime.messages import (
     SamplingParams,
     Shutdown,
     StepOutputs,
+    Tune,
+    Tuned,
     core_decoder,
     encode_frame,
 )
@@ -68,6 +71,7 @@ class EngineClient:
         self._submissions: dict[str, Submission] = {}
         self._ids = itertools.count(1)
         self._reports = itertools.count(1)
+        self._tunings: deque[asyncio.Future[Tuned]] = deque()
 
     async def listen(self, path: Path) -> None:
         """Wait for the core on a Unix socket at `path`."""
@@ -163,6 +167,18 @@ class EngineClient:
             return False
         return True
 
+    async def tune(self, knobs: Mapping[str, int]) -> Tuned:
+        """Ask the engine to run with other knobs; what became of that.
+
+        Raises:
+            EngineGone: when there is no engine, or it went before it answered.
+        """
+        self._must_be_there()
+        answer: asyncio.Future[Tuned] = asyncio.get_running_loop().create_future()
+        self._tunings.append(answer)
+        self._send(Tune(dict(knobs)))
+        return await answer
+
     def _must_be_there(self) -> None:
         if not self.connected or self._transport is None:
             raise EngineGone("The engine is not running.")
@@ -242,6 +258,10 @@ class EngineClient:
             if not self.ready.done():
                 self.progress_at = time.monotonic()
                 self.ready.set_result(message)
+        elif isinstance(message, Tuned):
+            answer = self._tunings.popleft()
+            if not answer.done():  # whoever asked may have given up
+                answer.set_result(message)
         else:
             self.fatal = message
 
@@ -252,6 +272,10 @@ class EngineClient:
         self.gone.set_result(None)
         self._probe_over()
         error = EngineGone(reason)
+        while self._tunings:
+            answer = self._tunings.popleft()
+            if not answer.done():
+                answer.set_exception(error)
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # seen: whoever awaits `ready` still gets it

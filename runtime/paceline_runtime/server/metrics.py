@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -215,6 +215,8 @@ class Metrics:
         self._batch = self._histogram(catalogue.RUNTIME_STEP_TOKENS, _BATCH_TOKENS)
         self._batch_seqs = self._histogram(catalogue.RUNTIME_STEP_SEQS, _BATCH_SEQS)
         self._config = self._gauge(catalogue.RUNTIME_CONFIG_INFO)
+        self._knobs_set = self._gauge(catalogue.RUNTIME_KNOB_SET)
+        self._knobs_in_effect = self._gauge(catalogue.RUNTIME_KNOB_IN_EFFECT)
         self._cold: Gauge | None = None
 
     def _counter(self, metric: catalogue.Metric) -> Counter:
@@ -242,6 +244,12 @@ class Metrics:
     def configured(self, pool_hash: str, config_hash: str) -> None:
         """Say what configuration runs."""
         self._config.labels(pool_hash, config_hash).set(1)
+
+    def knobs(self, started: Mapping[str, int], in_effect: Mapping[str, int]) -> None:
+        """What each knob was started with, and what it is now."""
+        for gauge, values in ((self._knobs_set, started), (self._knobs_in_effect, in_effect)):
+            for name, value in values.items():
+                gauge.labels(self._model_name, name).set(value)
 
     def engine_ready(self, ready: Ready) -> None:
         """Cold-start figures, kept apart from steady state, and what the cache is."""

@@ -7,6 +7,7 @@ import contextlib
 import enum
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from paceline_crds.runtime_config import RuntimeConfig
+from paceline_crds.tuning import TUNED, Knob
 from paceline_runtime.messages import Ready
 
 from .engine_client import EngineClient
@@ -80,6 +82,7 @@ class Replica:
     _ready: Ready | None = None
     _effective: dict[str, Any] = field(default_factory=dict)
     _config_hash: str = ""
+    _tuning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def model_name(self) -> str:
@@ -92,6 +95,8 @@ class Replica:
         self._effective = effective_config(self.config, ready)
         self._config_hash = config_hash(self._effective)
         self.metrics.configured(self.pool_hash, self._config_hash)
+        knobs = self.started_knobs
+        self.metrics.knobs(knobs, knobs)
         self.metrics.engine_ready(ready)
         self.metrics.progress(self._since_progress, self._live_bound)
         if self.phase is Phase.STARTING:
@@ -125,8 +130,39 @@ class Replica:
 
     @property
     def config_hash(self) -> str:
-        """Of the effective configuration; empty before it is known."""
+        """Of the configuration that it was started with; empty before it is known."""
         return self._config_hash
+
+    @property
+    def etag(self) -> str:
+        """Of `effective`: the hash of the configuration, and behind it the knobs that are not as at the start."""
+        started = self.started_knobs
+        tuned = [f"{name}={value}" for name, value in sorted(self.knobs.items()) if value != started[name]]
+        return "-".join((self._config_hash, *tuned))
+
+    @property
+    def started_knobs(self) -> dict[str, int]:
+        """What each knob was at the start, by camelCase name."""
+        return knobs_of({name: {"value": item.value} for name, item in self.ready.parameters.items()})
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        """What each knob is now."""
+        return knobs_of(self._effective["parameters"])
+
+    async def tune(self, knobs: Mapping[str, int]) -> None:
+        """Run with other knobs from the next step on, and those that are not named as at the start.
+
+        Raises:
+            ValueError: with what to write instead, if they cannot be; nothing has changed then.
+            EngineGone: when there is no engine.
+        """
+        async with self._tuning:  # what is told here is what the engine does, in its order
+            found = await self.engine.tune(knobs)
+            self._effective = with_knobs(effective_config(self.config, self.ready), found.knobs)
+            self.metrics.knobs(self.started_knobs, found.knobs)
+        if found.problem:
+            raise ValueError(found.problem)
 
     def refusal(self, *, new_work: bool) -> ApiError | None:
         """Why a request under `/v1/` cannot be answered now, if so.
@@ -216,6 +252,24 @@ def effective_config(config: RuntimeConfig, ready: Ready) -> dict[str, Any]:
             name: {"value": item.value, "origin": item.origin} for name, item in sorted(ready.parameters.items())
         },
     }
+
+
+def knobs_of(parameters: Mapping[str, Any]) -> dict[str, int]:
+    """The knobs among parameters as `effective_config` has them."""
+    return {knob.value: int(parameters[knob]["value"]) for knob in Knob if knob in parameters}
+
+
+def with_knobs(effective: dict[str, Any], knobs: Mapping[str, int]) -> dict[str, Any]:
+    """The effective configuration with knobs as they are by now; one that was changed says what it was set to before.
+
+    Args:
+        effective: as at the start.
+    """
+    parameters = dict(effective["parameters"])
+    for name, value in knobs.items():
+        if parameters[name]["value"] != value:
+            parameters[name] = {"value": value, "origin": TUNED, "set": parameters[name]}
+    return {**effective, "parameters": parameters}
 
 
 def config_hash(effective: dict[str, Any]) -> str:
