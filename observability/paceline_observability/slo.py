@@ -1,9 +1,9 @@
 """Whether a service keeps what it promises, by what its routers saw in a stretch of time. Pure.
 
 P90 is the promise to users, P99 the inner line that warns before it, goodput the one figure that is reported. A request
-that failed kept no promise; one that the client caused to fail, or left, counts nowhere, and neither does a time that
-is not known. The routers count so too (`paceline_slo_requests_total`). A quantile of times would not do: requests that
-failed have none.
+that failed kept no promise; one that the client caused to fail, or left before it was late, counts nowhere, and neither
+does a time that is not known. The routers count so too (`paceline_slo_requests_total`). A quantile of times would not
+do: requests that failed have none.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def judge(seen: Window, limits: Iterable[Promise]) -> Judgement:
     """Whether the promises are kept.
 
     A signal that has no P90 promises its P99. A P99 beside a P90 is the inner line: crossing it is told and breaks no
-    promise.
+    promise. Times are known of answers only; clients that left because none came are in the goodput. Where more of
+    that is missed than all its promises together allow, one of them is broken, though it is not known which.
 
     Args:
         limits: the promises of the service, for the words; those of pools that differ are in the tallies all the same.
@@ -173,7 +174,8 @@ def judge(seen: Window, limits: Iterable[Promise]) -> Judgement:
     outward = {place for place in places if place[1] == "p90" or (place[0], "p90") not in places}
     states = {place: _state(seen.tallies.get(place, Tally()), LEVELS[place[1]]) for place in places}
     words = _words(seen, known, places)
-    if any(states[place] is False for place in outward):
+    together = sum(1.0 - LEVELS[level] for _, level in outward if level == "p90")
+    if any(states[place] is False for place in outward) or (together and _state(seen.goodput, 1.0 - together) is False):
         return Judgement(False, Word.MISSED, words)
     # Waiting for what nobody sends would hide what is known: answers of one token have no time per token.
     if not any(states[place] for place in outward) or any(

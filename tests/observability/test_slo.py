@@ -17,10 +17,12 @@ LIMITS = promises(SLO)
 KEY = "demo/chat"
 
 
-def row(times: list[float], *, failed: int = 0, met: int = 0, **more: Any) -> dict[str, Any]:
-    outcomes = {"2xx": len(times), **({"5xx": failed} if failed else {})}
+def row(times: list[float], *, failed: int = 0, left: int = 0, met: int | None = None, **more: Any) -> dict[str, Any]:
+    """Requests of which some failed, and some were left by their clients because the first token did not come."""
+    met = sum(time <= 0.8 for time in times) if met is None else met
+    outcomes = {"2xx": len(times), **({"5xx": failed} if failed else {}), **({"cancelled": left} if left else {})}
     made = {"pool": "default", "revision": "chat-1", "shape": "VeryLong", "outcomes": outcomes}
-    made |= {"met": met, "missed": len(times) + failed - met, "ttft": Sketch.of(times).encode(), "tpot": []}
+    made |= {"met": met, "missed": len(times) + failed + left - met, "ttft": Sketch.of(times).encode(), "tpot": []}
     return {**made, **more}
 
 
@@ -57,6 +59,17 @@ def test_requests_that_failed_kept_nothing() -> None:
     assert "kept by 80 % of 100" in found.message
 
 
+def test_clients_that_left_in_vain_break_a_promise_though_all_answers_were_in_time() -> None:
+    found = judge(window([page(row([0.5] * 60, left=60))], KEY, SLO), LIMITS)
+    assert (found.kept, found.word) == (False, Word.MISSED)
+    assert "goodput 50 % of 120 requests" in found.message
+    assert judge(window([page(row([0.5] * 95, left=5))], KEY, SLO), LIMITS).kept is True
+    # Two promises may each be missed by another tenth.
+    both = SLOSpec(ttft=ObjectiveSpec(p90="800ms"), tpot=ObjectiveSpec(p90="60ms"))
+    assert judge(window([page(row([0.5] * 85, left=15))], KEY, both), promises(both)).kept is True
+    assert judge(window([page(row([0.5] * 70, left=30))], KEY, both), promises(both)).kept is False
+
+
 @pytest.mark.parametrize("pages", [[], [page()], [page(row([0.5] * 19, met=19))]])
 def test_thin_traffic_is_not_known(pages: list[dict[str, Any]]) -> None:
     found = judge(window(pages, KEY, SLO), LIMITS)
@@ -82,7 +95,8 @@ def test_refused_requests_without_a_shape_broke_no_promise() -> None:
 
 
 def test_a_pool_is_judged_by_its_own_promise() -> None:
-    rows = (row([0.5] * 50), row([5.0] * 50, pool="long"))
+    # The routers count by the pool's own promise too.
+    rows = (row([0.5] * 50), row([5.0] * 50, pool="long", met=50))
     own = {"long": SLOSpec(ttft=ObjectiveSpec(p90="10s"))}
     assert judge(window([page(*rows)], KEY, SLO), LIMITS).kept is False
     assert judge(window([page(*rows)], KEY, SLO, own), LIMITS).kept is True

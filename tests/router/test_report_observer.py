@@ -218,6 +218,28 @@ def test_what_the_client_caused_counts_nowhere(outcome: str) -> None:
     assert goodput(count(books(), outcome=outcome)) == {}
 
 
+GONE = {"outcome": "cancelled", "first_byte_at": 0.0, "status": 0, "output_tokens": None, "engine_timing": None}
+
+
+@pytest.mark.parametrize(
+    ("waited", "found"),
+    [
+        (0.1, {}),
+        (0.2, {"ttft_p90": "missed", "goodput": "missed"}),
+        (2.5, {"ttft_p90": "missed", "ttft_p99": "missed", "goodput": "missed"}),
+    ],
+)
+def test_a_stream_left_after_the_promised_first_token_did_not_come_was_missed(
+    waited: float, found: dict[str, str]
+) -> None:
+    metrics = count(books(), **GONE, ended_at=100.0 + waited)
+    assert goodput(metrics) == found
+    assert metrics.cells["default", "chat-1"][0].missed == bool(found)
+    # Of one that began to come, and of a whole answer, it is not known.
+    assert goodput(count(books(), **GONE | {"first_byte_at": 100.1}, ended_at=100.0 + waited)) == {}
+    assert goodput(count(books(), **GONE, stream=False, ended_at=100.0 + waited)) == {}
+
+
 def test_one_token_is_good_when_it_came_in_time() -> None:
     assert goodput(count(books(), output_tokens=1)) == {"ttft_p90": "met", "ttft_p99": "met", "goodput": "met"}
 

@@ -1,7 +1,8 @@
 """Whether a request kept what the service promises: the counts from which goodput is made.
 
-A request that failed missed every promise. One that the client caused to fail, or left, counts nowhere. A time that
-is not known counts nowhere either, and a one-token answer has no time per token.
+A request that failed missed every promise. One that the client caused to fail counts nowhere, nor does one that it
+left, unless the promised time for the first token had passed in vain. A time that is not known counts nowhere either,
+and a one-token answer has no time per token.
 """
 
 from __future__ import annotations
@@ -81,6 +82,19 @@ class Objectives:
         if (ttft_90 is None or ttft >= 0.0) and (tpot_90 is None or tpot >= 0.0 or tokens in (0, 1)):
             return True
         return None
+
+    def left(self, counts: list[int], waited: float) -> bool | None:
+        """Count a stream whose client left after `waited` seconds without a first token: what was promised sooner was
+        missed, and more is not known. Returns what `answered` would.
+        """
+        ttft_90, ttft_99, _, _ = self.limits
+        if ttft_99 is not None and waited > ttft_99:
+            counts[3] += 1
+        if ttft_90 is None or waited <= ttft_90:
+            return None
+        counts[1] += 1
+        counts[9] += 1
+        return False
 
     def failed(self, counts: list[int]) -> bool | None:
         """Count a request that failed. Returns what `answered` would."""

@@ -13,6 +13,7 @@ from paceline_router.report.timing import TO_FIRST_TOKEN, engine_seconds, span_s
 from paceline_router.report.tracing import Tracer
 
 _ANSWERED: Final = OUTCOME_INDEX["2xx"]
+_LEFT: Final = OUTCOME_INDEX["cancelled"]
 _FAILED: Final = frozenset([OUTCOME_INDEX["5xx"], OUTCOME_INDEX["broken_stream"]])
 
 
@@ -80,12 +81,15 @@ class Observer:
                         tpot = (total - ttft) / gaps
                         cell.tpot.observe(tpot, request_id)
 
-        if (code == _ANSWERED or code in _FAILED) and shape >= 0:
+        if (code == _ANSWERED or code in _FAILED or (code == _LEFT and exchange.stream and not first)) and shape >= 0:
             objectives = metrics.objectives
             if metrics.pool_objectives:
                 objectives = metrics.pool_objectives.get(pool, objectives)
             good = None
-            if code != _ANSWERED:
+            if code == _LEFT:
+                if objectives is not None:
+                    good = objectives.left(metrics.goodput, total)
+            elif code != _ANSWERED:
                 if objectives is not None:
                     good = objectives.failed(metrics.goodput)
             else:
