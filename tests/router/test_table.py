@@ -322,6 +322,28 @@ def test_pools_of_one_revision_share_its_requests() -> None:
     assert uids(routes_of(table)) == ["a", "b"]
 
 
+def test_a_pool_that_only_one_revision_has_gets_requests_of_that_revision_only() -> None:
+    """In a rollout that adds the pool `new` and takes `old` away: neither makes the share of the candidate another."""
+    traffic = (
+        *shares(("r1", 95), ("r2", 5)),
+        *shares(("r1", 95), pool="old"),
+        *shares(("r2", 5), pool="new"),
+    )
+    revisions = revision("r1", default="h1", old="o1"), revision("r2", default="h2", new="n2")
+    replicas = (
+        replica("a"),
+        replica("b", pool_hash="h2"),
+        replica("o", pool="old", pool_hash="o1"),
+        replica("n", pool="new", pool_hash="n2"),
+    )
+    route = routes_of(table_of(Service(KEY, "m", traffic=traffic), *revisions, *replicas)).by_key[KEY]
+    assert [(lane.until, sorted(lane.groups)) for lane in route.lanes] == [
+        (0.95, ["default", "old"]),
+        (1.0, ["default", "new"]),
+    ]
+    assert [[backend.replica.uid for backend in lane.backends] for lane in route.lanes] == [["a", "o"], ["b", "n"]]
+
+
 def test_a_replica_shows_the_revision_that_gets_traffic_else_the_newest() -> None:
     old, new = revision("r1", "1", default="h1"), revision("r2", "2", default="h1")
     table = table_of(Service(KEY, "m"), old, new, replica("a"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -11,6 +11,8 @@ from paceline_crds.names import DEFAULT_POOL
 from paceline_router.flow.backend import Backend
 from paceline_router.table.policy import SPILL_TIMES_SEQS
 from paceline_router.table.records import Limits, Replica, Revision, Service, Table
+
+FULL_PERCENT: Final = 100
 
 GOLDEN: Final = 0.6180339887498949
 """Multiples of it, modulo one, spread evenly however few there are: weights hold over ten requests, not only over
@@ -317,22 +319,40 @@ def _names_in_use(service: Service, revisions: Mapping[str, Revision]) -> tuple[
 
 
 def _shares(service: Service) -> list[tuple[float, dict[str, str]]]:
-    """Cut the scale from 0 to 1 so that within each piece every pool has one revision: `[(upper end, {pool:
+    """Cut the scale from 0 to 1 so that within each piece every pool has one revision, or none: `[(upper end, {pool:
     revision})]`.
+
+    A revision without some pool keeps its share of the requests: they go to its other pools, and not to another
+    revision that has that pool.
     """
-    pools: dict[str, list[tuple[float, str]]] = {}
-    for pool in {share.pool: None for share in service.traffic}:
-        shares = [share for share in service.traffic if share.pool == pool and share.weight > 0]
-        total = sum(share.weight for share in shares)
+    weights: dict[str, dict[str, int]] = {}
+    for share in service.traffic:
+        if share.weight > 0:
+            mine = weights.setdefault(share.pool, {})
+            mine[share.revision] = mine.get(share.revision, 0) + share.weight
+    most = {share.revision: share.weight for share in service.traffic if share.weight > 0}
+    pools: dict[str, list[tuple[float, str | None]]] = {}
+    for pool, mine in weights.items():
+        missing = FULL_PERCENT - sum(mine.values())
+        pieces: list[tuple[int, str | None]] = []
         reached = 0
-        for share in shares:
-            reached += share.weight
-            pools.setdefault(pool, []).append((reached / total, share.revision))
-    ends = sorted({end for shares in pools.values() for end, _ in shares})
-    return [
-        (end, {pool: next(name for upper, name in shares if upper >= end) for pool, shares in pools.items()})
-        for end in ends
-    ]
+        for revision, weight in most.items():
+            if revision in mine:
+                reached += mine[revision]
+                pieces.append((reached, revision))
+            elif missing > 0:
+                gap = min(weight, missing)
+                missing -= gap
+                reached += gap
+                pieces.append((reached, None))
+        pools[pool] = [(end / reached, revision) for end, revision in pieces]
+    ends = sorted({end for pieces in pools.values() for end, _ in pieces})
+    return [(end, _within(pools, end)) for end in ends]
+
+
+def _within(pools: Mapping[str, Sequence[tuple[float, str | None]]], end: float) -> dict[str, str]:
+    found = {pool: next(name for upper, name in pieces if upper >= end) for pool, pieces in pools.items()}
+    return {pool: name for pool, name in found.items() if name is not None}
 
 
 def _labels(pool: str, revision: str | None) -> bytes:
