@@ -168,3 +168,56 @@ def dispersion(blocks: Sequence[tuple[float, float]]) -> float:
             return worst
         pairs = zip(blocks[::2], blocks[1::2], strict=False)
         blocks = [(left[0] + right[0], left[1] + right[1]) for left, right in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """One stretch of time.
+
+    Attributes:
+        base, candidate: how many of each.
+    """
+
+    base: float
+    candidate: float
+
+    @property
+    def weight(self) -> float:
+        """With which it counts for both versions alike, so that neither has more of a busy stretch (Cochran 1954,
+        Mantel and Haenszel 1959); 0 where one of them has nothing to compare.
+        """
+        both = self.base + self.candidate
+        return self.base * self.candidate / both if both else 0.0
+
+
+def matched(strata: Sequence[Stratum]) -> tuple[float, float]:
+    """How many independent draws of base and candidate say as much as those of the strata, so weighted (Kish 1965)."""
+    total = sum(one.weight for one in strata)
+    if not total:
+        return 0.0, 0.0
+    squares = [one.weight**2 for one in strata]
+    base = sum(square / one.base for square, one in zip(squares, strata, strict=True) if square)
+    candidate = sum(square / one.candidate for square, one in zip(squares, strata, strict=True) if square)
+    return total**2 / base, total**2 / candidate
+
+
+def paired_dispersion(blocks: Sequence[tuple[float, float]]) -> float:
+    """By how much the difference of two versions varies more between stretches of time than independent draws would. At
+    least 1. What makes both slower at once is in no difference, so it makes the samples worth no less.
+
+    The sum of squares over its expectation, at the lengths of stretches of `dispersion`, of which the largest counts.
+
+    Args:
+        blocks: (difference, its variance if draws were independent) of consecutive stretches; the differences add up to
+            about 0.
+    """
+    worst = 1.0
+    while True:
+        filled = [(difference, expected) for difference, expected in blocks if expected > 0.0]
+        if len(filled) > 1:
+            squares, expected = sum(difference**2 for difference, _ in filled), sum(one for _, one in filled)
+            worst = max(worst, squares / expected * len(filled) / (len(filled) - 1))
+        if len(blocks) < 2 * FEWEST_BLOCKS:
+            return worst
+        pairs = zip(blocks[::2], blocks[1::2], strict=False)
+        blocks = [(left[0] + right[0], left[1] + right[1]) for left, right in pairs]

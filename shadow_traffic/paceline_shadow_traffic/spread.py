@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -35,7 +35,12 @@ class Spread:
     @classmethod
     def of_sketch(cls, sketch: Sketch) -> Spread:
         """Of times, seconds. What lies above the scale has no upper end."""
-        return cls((*_BOUNDS[bucket], count) for bucket, count in sorted(sketch.counts.items()) if count)
+        return cls.of_buckets(sketch.counts)
+
+    @classmethod
+    def of_buckets(cls, counts: Mapping[int, float]) -> Spread:
+        """The same of counts by bucket, which may be fractions."""
+        return cls((*_BOUNDS[bucket], count) for bucket, count in sorted(counts.items()) if count)
 
     @classmethod
     def of_values(cls, values: Iterable[float]) -> Spread:

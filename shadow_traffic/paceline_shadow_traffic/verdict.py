@@ -12,8 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline_crds.sketch import Sketch
+
 from .evidence import EITHER_WAY, MORE_IS_BETTER, QUANTILES, Seen, Signal, Window
-from .sequential import Interval, Unknown, dispersion, interval, joint_interval, mean_of, quantile_of
+from .sequential import (
+    Interval,
+    Stratum,
+    Unknown,
+    dispersion,
+    interval,
+    joint_interval,
+    matched,
+    mean_of,
+    paired_dispersion,
+    quantile_of,
+)
 from .share import NOTHING, Share
 from .spread import RESOLUTION_PERCENT, Spread, below
 
@@ -331,24 +344,46 @@ def _nonsense(seen: Seen, gate: Gate) -> bool:
 
 def _times(gate: Gate, windows: Sequence[Window], alpha: float) -> Finding:
     name, level = QUANTILES[gate.signal]
-    spreads = []
-    for side in ("base", "candidate"):
-        sketches = [getattr(getattr(one, side), name) for one in windows]
-        total = type(sketches[0])()
-        for sketch in sketches:
-            total.add(sketch.counts.items())
-        spread = Spread.of_sketch(total)
-        at = spread.at(level)
-        spreads.append((spread, dispersion([(below(sketch, at), sketch.count) for sketch in sketches])))
-    (base, base_dispersion), (candidate, candidate_dispersion) = spreads
-    effective = (base.count / base_dispersion, candidate.count / candidate_dispersion)
+    pairs: list[tuple[Sketch, Sketch]] = [(getattr(one.base, name), getattr(one.candidate, name)) for one in windows]
+    strata = [Stratum(base.count, candidate.count) for base, candidate in pairs]
+    base, candidate = (_together([one[side] for one in pairs], strata) for side in (0, 1))
+    blocks = [
+        (
+            one.weight * (below(new, candidate.at(level)) / one.candidate - below(old, base.at(level)) / one.base),
+            one.weight * level * (1.0 - level),
+        )
+        for one, (old, new) in zip(strata, pairs, strict=True)
+        if one.weight
+    ]
+    effective = _effective(strata, blocks)
     found = joint_interval(
         quantile_of(level, effective[0], base.at), quantile_of(level, effective[1], candidate.at), alpha, _ratio
     )
     values = (base.at(level) if base.count else None, candidate.at(level) if candidate.count else None)
     change = Interval(100.0 * (found.low - 1.0), 100.0 * (found.high - 1.0))
     regression = _either_way(change) if gate.signal in EITHER_WAY else change
-    return _decide(gate, (base.count, candidate.count), values, regression, effective)
+    return _decide(gate, _counts(strata), values, regression, effective)
+
+
+def _together(sketches: Sequence[Sketch], strata: Sequence[Stratum]) -> Spread:
+    """All windows of one version, each with the weight that it has for both."""
+    total: dict[int, float] = {}
+    for sketch, stratum in zip(sketches, strata, strict=True):
+        if stratum.weight:
+            each = stratum.weight / sketch.count
+            for bucket, count in sketch.counts.items():
+                total[bucket] = total.get(bucket, 0.0) + count * each
+    return Spread.of_buckets(total)
+
+
+def _effective(strata: Sequence[Stratum], blocks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """What the samples of both versions are worth."""
+    worth, worse = matched(strata), paired_dispersion(blocks)
+    return worth[0] / worse, worth[1] / worse
+
+
+def _counts(strata: Sequence[Stratum]) -> tuple[float, float]:
+    return sum(one.base for one in strata), sum(one.candidate for one in strata)
 
 
 def _either_way(change: Interval) -> Interval:
@@ -382,12 +417,21 @@ def _mean(values: list[float]) -> float:
 
 
 def _shares(gate: Gate, windows: Sequence[Window], alpha: float) -> Finding:
-    sides: list[tuple[Share, float]] = []
-    for side in ("base", "candidate"):
-        shares = [_share(getattr(one, side), gate) or NOTHING for one in windows]
-        sides.append((sum(shares, NOTHING), dispersion([(share.hits, share.of) for share in shares])))
-    (base, base_dispersion), (candidate, candidate_dispersion) = sides
-    effective = (base.of / base_dispersion, candidate.of / candidate_dispersion)
+    pairs = [(_share(one.base, gate) or NOTHING, _share(one.candidate, gate) or NOTHING) for one in windows]
+    strata = [Stratum(base.of, candidate.of) for base, candidate in pairs]
+    weighed = [(one.weight, *both) for one, both in zip(strata, pairs, strict=True) if one.weight]
+    total = sum(one.weight for one in strata)
+    base = Share(sum(weight * old.hits / old.of for weight, old, _ in weighed), total)
+    candidate = Share(sum(weight * new.hits / new.of for weight, _, new in weighed), total)
+    means = (base.value or 0.0, candidate.value or 0.0)
+    blocks = [
+        (
+            weight * (new.hits / new.of - old.hits / old.of - (means[1] - means[0])),
+            weight**2 * (means[0] * (1.0 - means[0]) / old.of + means[1] * (1.0 - means[1]) / new.of),
+        )
+        for weight, old, new in weighed
+    ]
+    effective = _effective(strata, blocks)
     if gate.signal is Signal.SCORE:
         difference = interval(_worth(candidate, effective[1]), alpha)  # the base is what it is held against
     else:
@@ -396,7 +440,7 @@ def _shares(gate: Gate, windows: Sequence[Window], alpha: float) -> Finding:
         )
     low, high = 100.0 * difference.low, 100.0 * difference.high
     regression = Interval(-high, -low) if gate.signal in MORE_IS_BETTER else Interval(low, high)
-    return _decide(gate, (base.of, candidate.of), (base.value, candidate.value), regression, effective)
+    return _decide(gate, _counts(strata), (base.value, candidate.value), regression, effective)
 
 
 def _worth(share: Share, effective: float) -> Unknown:

@@ -211,6 +211,63 @@ def test_another_mix_of_shapes_is_no_regression() -> None:
     assert judge((P50,), {"all": mixed}, 0.0, NOW, 1).verdict is Verdict.FAIL
 
 
+def uneven(factor: float) -> list[Window]:
+    """A busy half in which both versions are half again as slow and the candidate gets its fourth of the requests, and
+    a quiet one in which it gets a tenth, as sessions make it.
+    """
+    return [
+        Window(
+            60.0 * at,
+            60.0 * at + 60.0,
+            Seen(ttft=times(120, 0.45 if busy else 0.3, at), shares={Signal.ERROR_RATE: Share(12 if busy else 0, 120)}),
+            Seen(
+                ttft=times(40 if busy else 13, factor * (0.45 if busy else 0.3), 1000 + at),
+                shares={Signal.ERROR_RATE: Share(4 if busy else 0, 40 if busy else 13)},
+            ),
+        )
+        for at, busy in ((at, at < MINUTES // 2) for at in range(MINUTES))
+    ]
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, Outcome.NO_WORSE), (1.4, Outcome.WORSE)])
+def test_more_requests_in_a_busy_stretch_are_no_regression(factor: float, outcome: Outcome) -> None:
+    """Added up over time the candidate's median would be a fifth slower, and its errors two points more."""
+    windows = uneven(factor)
+    merged = [
+        [one.ttft for one in side if one.ttft] for side in zip(*((w.base, w.candidate) for w in windows), strict=False)
+    ]
+    old, new = (_sum(side).quantile(0.5) for side in merged)
+    assert old is not None
+    assert new is not None
+    assert new / old > 1.12 * factor
+    assert judged(Gate(Signal.TTFT_P50, 10.0), windows).outcome is outcome
+    errors = judged(Gate(Signal.ERROR_RATE, 5.0), windows)
+    assert errors.outcome is Outcome.NO_WORSE
+    assert errors.values[0] == pytest.approx(errors.values[1])
+
+
+def test_load_that_both_versions_share_costs_no_evidence() -> None:
+    """It swings from minute to minute, and both swing with it: their difference does not."""
+    draw = random.Random(11)
+    loads = [math.exp(draw.gauss(0.0, 0.3)) for _ in range(MINUTES)]
+    windows = [
+        Window(60.0 * at, 60.0 * at + 60.0, Seen(ttft=times(120, load, at)), Seen(ttft=times(40, load, 1000 + at)))
+        for at, load in enumerate(loads)
+    ]
+    found = judged(P50, windows)
+    assert found.outcome is Outcome.NO_WORSE
+    assert found.effective[1] > 0.5 * found.samples[1]
+    alone = [replace(one, base=Seen(ttft=times(120, 1.0, at))) for at, one in enumerate(windows)]
+    assert judged(P50, alone).effective[1] < 0.5 * found.effective[1], "one that swings by itself knows less"
+
+
+def _sum(sketches: list[Sketch]) -> Sketch:
+    total = Sketch()
+    for sketch in sketches:
+        total.add(sketch.counts.items())
+    return total
+
+
 def _both(one: Seen, other: Seen) -> Sketch:
     assert one.ttft is not None
     assert other.ttft is not None

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_crds.sketch import EDGES, Sketch
-from paceline_shadow_traffic.sequential import dispersion, interval, joint_interval, log_evidence, mean_of, quantile_of
+from paceline_shadow_traffic.sequential import (
+    Stratum,
+    dispersion,
+    interval,
+    joint_interval,
+    log_evidence,
+    matched,
+    mean_of,
+    paired_dispersion,
+    quantile_of,
+)
 from paceline_shadow_traffic.spread import Spread, below
 
 
@@ -133,6 +143,27 @@ def test_independent_draws_are_worth_what_they_are_and_clustered_ones_less() -> 
     assert dispersion(clustered) > 25.0
     slow = [(float(sum(draw.random() < (0.05, 0.15)[at // 20 % 2] for _ in range(50))), 50.0) for at in range(200)]
     assert dispersion(slow) > dispersion(slow[:20])
+
+
+def test_weighed_alike_both_versions_have_as_much_of_every_stretch_and_are_worth_no_more_than_they_are() -> None:
+    even = [Stratum(30.0, 10.0)] * 6
+    assert matched(even) == pytest.approx((180.0, 60.0))
+    uneven = [Stratum(30.0, 10.0), Stratum(30.0, 1.0), Stratum(30.0, 0.0)]
+    base, candidate = matched(uneven)
+    assert 30.0 < base < 60.0
+    assert 10.0 < candidate < 11.0
+    assert matched([]) == matched([Stratum(0.0, 5.0), Stratum(5.0, 0.0)]) == (0.0, 0.0)
+
+
+def test_only_what_is_in_the_difference_makes_samples_worth_less() -> None:
+    draw = random.Random(5)
+    free = [(draw.gauss(0.0, 2.0), 4.0) for _ in range(200)]
+    assert 1.0 <= paired_dispersion(free) < 1.6
+    wild = [(draw.gauss(0.0, 6.0), 4.0) for _ in range(200)]
+    assert 7.0 < paired_dispersion(wild) < 14.0
+    slow = [(draw.gauss(0.0, 2.0) + (1.5 if at // 20 % 2 else -1.5), 4.0) for at in range(200)]
+    assert paired_dispersion(slow) > 2.0 * paired_dispersion(free)
+    assert paired_dispersion([]) == paired_dispersion([(3.0, 4.0)]) == paired_dispersion([(0.0, 0.0)] * 40) == 1.0
 
 
 @pytest.mark.parametrize("blocks", [[], [(0.0, 0.0)], [(0.0, 5.0), (0.0, 5.0)], [(5.0, 5.0)]])

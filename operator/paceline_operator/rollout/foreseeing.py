@@ -57,7 +57,8 @@ def _past(one: Window) -> Past | None:
     seconds = one.end - one.start
     # A version that has only just begun to serve says too little by itself.
     base = one.base if counts[0] >= counts[1] else one.candidate
-    return Past(sum(counts) / seconds, base) if seconds > 0.0 and sum(counts) else None
+    requests = counts[0] + counts[1]
+    return Past(requests / seconds, base) if seconds > 0.0 and requests > 0.0 else None
 
 
 def foresee(rules: Rules, state: State, past: Mapping[str, Past], pools: Collection[str]) -> tuple[Foreseen, ...]:
