@@ -100,10 +100,18 @@ def test_without_a_p90_nobody_can_say_whether_promises_were_kept_and_nobody_is_a
     assert asked(service(scaling={"maxReplicas": 8}, slo=slo))["default"].objectives == Objectives(2.0, 0.09)
 
 
-def test_one_pool_goes_to_zero_where_an_idle_time_is_given_and_of_several_none() -> None:
+def test_pools_go_to_zero_where_an_idle_time_is_given_and_every_one_of_them_follows_load() -> None:
     zero = {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}
-    assert asked(service(scaling=zero)) == {"default": Asked(0, 1, 1, Objectives(), 600.0)}
-    assert asked(service(scaling=zero, pools=[{"name": "long"}])) == {}
+    whole = Asked(0, 1, 1, Objectives(), 600.0)
+    assert asked(service(scaling=zero)) == {"default": whole}
+    assert asked(service(scaling=zero, pools=[{"name": "long"}])) == {"default": whole, "long": whole}
+
+
+@pytest.mark.parametrize("own", [{"mode": "Fixed"}, {"minReplicas": 2, "maxReplicas": 4}], ids=["fixed", "two"])
+def test_beside_a_pool_that_always_has_a_replica_none_goes_to_zero(own: dict[str, Any]) -> None:
+    zero = {"maxReplicas": 4, "scaleToZero": {"after": "10m"}}
+    found = asked(service(scaling=zero, pools=[{"name": "long", "scaling": own}]))
+    assert {(one.least > 0, one.idle_after) for one in found.values()} == {(True, None)}
 
 
 def test_a_schedule_changes_the_bounds_while_it_holds_and_alone_makes_a_pool_follow_load() -> None:

@@ -15,7 +15,7 @@ from paceline_crds.conditions import Reason
 from paceline_kube import ApiError, JsonObject, KubeClient, ObjectList
 from paceline_operator.failures import Problem
 from paceline_operator.scaling.fleet import standing
-from paceline_operator.scaling.held import Pages, Sleeper, device_of, has_no_place, to_wake
+from paceline_operator.scaling.held import Pages, Sleeper, device_of, has_no_place, may_rest, to_wake
 from paceline_operator.scaling.keeper import ScalingKeeper, Seen
 from paceline_operator.scaling.rivals import Rivals, by_target
 
@@ -52,6 +52,23 @@ def test_of_those_that_need_the_same_device_the_one_wakes_that_has_waited_longes
     cpu, other = Sleeper(("demo", "cpu"), 0.1, None), Sleeper(("demo", "other"), 5.0, "amd.com/gpu")
     assert to_wake([a, b, c, cpu, other], ()) == [b.key, other.key, cpu.key]
     assert to_wake([a, b, c, cpu, other], {GPU}) == [other.key, cpu.key], "who woke before them has no place yet"
+
+
+@pytest.mark.parametrize(
+    ("others", "may"),
+    [
+        ([], True),
+        ([(0, None)], True),
+        ([(1, 400.0)], True),
+        ([(1, 401.0)], False),
+        ([(1, None)], False),
+        ([(2, 0.0)], False),
+        ([(0, None), (1, 300.0), (1, None)], False),
+    ],
+    ids=["alone", "at none", "idle for long", "not for long", "at work", "of two", "one of three at work"],
+)
+def test_pools_of_a_service_rest_together_or_not_at_all(others: list[tuple[int, float | None]], may: bool) -> None:
+    assert may_rest(others, 600.0, now=1000.0) is may
 
 
 def test_a_pool_has_no_place_until_a_replica_of_it_has_a_node_and_one_that_is_refused_waits_for_none() -> None:

@@ -58,11 +58,13 @@ def _asked(spec: Mapping[str, Any]) -> dict[str, Asked]:
     if not scaling and not any(pool.get("scaling") for pool in pools):
         return {}
     found = {}
-    # Of several pools one at zero would stay there: its requests go to the others.
-    after = ((scaling or {}).get("scaleToZero") or {}).get("after") if not pools else None
-    idle_after = parse_duration(after) if after else None
-    for pool in ({"name": DEFAULT_POOL, "replicas": spec.get("replicas", 1)}, *pools):
-        own = pool.get("scaling") or scaling or {}
+    after = ((scaling or {}).get("scaleToZero") or {}).get("after")
+    everyone = ({"name": DEFAULT_POOL, "replicas": spec.get("replicas", 1)}, *pools)
+    owns = [pool.get("scaling") or scaling or {} for pool in everyone]
+    # They rest together: where one has a replica always, no other's requests would wake it.
+    all_may = all(_bounds(own, zero=True) is not None and (own.get("minReplicas") or 1) == 1 for own in owns)
+    idle_after = parse_duration(after) if after and all_may else None
+    for pool, own in zip(everyone, owns, strict=True):
         bounds = _bounds(own, zero=idle_after is not None)
         if bounds is not None:
             least, most = bounds

@@ -85,6 +85,22 @@ def to_wake(sleepers: Iterable[Sleeper], taken: Collection[str]) -> list[Key]:
     return turn
 
 
+def may_rest(others: Iterable[tuple[int, float | None]], idle_after: float | None, now: float) -> bool:
+    """Whether a pool may go to none, or stay there, for the other pools of its service.
+
+    Routers send a request whose pool has no replica to another pool that has one, so that nobody would wake it: they
+    rest together or not at all.
+
+    Args:
+        others: replicas that were decided for each of them, and since when the last one has had nothing to do.
+        idle_after: seconds of idleness after which the last replica goes.
+    """
+    return all(
+        count == 0 or (count == 1 and since is not None and idle_after is not None and now - since >= idle_after)
+        for count, since in others
+    )
+
+
 def device_of(pool: RevisionPool) -> str | None:
     """The extended resource that a replica of a pool needs; None where it runs on the CPU."""
     for container in (pool.pod_template.get("spec") or {}).get("containers") or ():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline_autoscaler.observed import Settings
 from paceline_autoscaler.recommend import Decision, State
@@ -29,7 +29,7 @@ from .decide import Memory, decide
 from .direct import RATE_LOOKS, Heard, Pool, Replicas, hear
 from .drain import Step, marked, step
 from .fleet import Standing, ordered, standing, with_counts
-from .held import Pages, Sleeper, device_of, has_no_place, to_wake
+from .held import Pages, Sleeper, device_of, has_no_place, may_rest, to_wake
 from .marks import Marks, Routers
 from .rivals import Rivals
 from .slow import Slow
@@ -224,8 +224,8 @@ class ScalingKeeper:
         for gone in known.memory.keys() - pools.keys():
             known.forget(gone)
         self._warn_of_one_for_nothing(key, known, seen)
-        for name, one in pools.items():
-            await self._pool(key, known, seen, name, one, pages)
+        for name in pools:
+            await self._pool(key, known, seen, name, pools, pages)
 
     def _warn_of_one_for_nothing(self, key: Key, known: _Service, seen: Seen) -> None:
         rival, before = self._rivals.of_service(key), known.rival
@@ -237,7 +237,10 @@ class ScalingKeeper:
             )
             self._recorder.event(seen.service, type="Warning", reason=CONFLICT, message=words)
 
-    async def _pool(self, key: Key, known: _Service, seen: Seen, name: str, pool: Asked, pages: Pages) -> None:
+    async def _pool(
+        self, key: Key, known: _Service, seen: Seen, name: str, pools: Mapping[str, Asked], pages: Pages
+    ) -> None:
+        pool = pools[name]
         where = standing(seen.observed, seen.desired, name)
         if where is None or where.deployment is None:
             return
@@ -245,7 +248,6 @@ class ScalingKeeper:
         if rival is not None:
             await self._leave_to(rival, key, known, seen, name, where)
             return
-        held = pages.held(key, name if len(seen.desired.pools) > 1 else None)
         memory = known.memory.get(name, Memory())
         ready = {pod.uid for pod in where.loaded}
         said = await self._replicas.ask(pod for pod in seen.pods if pod["metadata"]["uid"] in ready)
@@ -261,6 +263,10 @@ class ScalingKeeper:
         current = memory.target
         if current is None:
             current = _at_first(seen, where, name, pool, len(draining))
+        others = [self._resting(known, seen, other, pools[other]) for other in pools if other != name]
+        if not may_rest(others, pool.idle_after, now):
+            pool = replace(pool, least=max(1, pool.least))
+        held = pages.held(key, name if current and len(seen.desired.pools) > 1 else None)
         listened = Pool(heard, now, self._pace)
         slow = None
         if self._slow is not None:
@@ -268,8 +274,8 @@ class ScalingKeeper:
         decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning, slow)
         known.memory[name] = memory
         before = known.told.get(name)
-        others = {"routers": held, "prometheus": slow}
-        sources = ["replicas", *(source for source, asked_of in others.items() if asked_of is not None)]
+        beside = {"routers": held, "prometheus": slow}
+        sources = ["replicas", *(source for source, asked_of in beside.items() if asked_of is not None)]
         told = known.told[name] = scaling_status(name, decision, sources, now, before)
         due = self._settle(key, known, seen, name, where)
         if told is not before:
@@ -280,6 +286,15 @@ class ScalingKeeper:
             words = f"Pool {name} goes from {current} to {decision.replicas} replicas: {decision.message}"
             self._recorder.event(seen.service, type="Normal", reason=decision.reason, message=words)
         await self._write(seen, due)
+
+    def _resting(self, known: _Service, seen: Seen, name: str, pool: Asked) -> tuple[int, float | None]:
+        """Replicas of another pool of the service, and since when it has been idle."""
+        memory = known.memory.get(name)
+        if memory is not None and memory.target is not None:
+            return memory.target, memory.state.idle_since
+        where = standing(seen.observed, seen.desired, name)
+        draining = 0 if where is None else len(self._draining(seen, where))
+        return (0 if where is None else _at_first(seen, where, name, pool, draining)), None
 
     async def _leave_to(self, rival: str, key: Key, known: _Service, seen: Seen, name: str, where: Standing) -> None:
         """Decide nothing about a pool whose Deployment somebody else scales: the count is as that one writes it."""
