@@ -55,9 +55,8 @@ def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.
     Args:
         exact: with the router's own choice of a replica and the engine's own scheduler.
     """
-    made = requests(setup.trace, setup.copies, setup.shift, seed)
-    if until < math.inf:
-        made = [request for request in made if request.arrival < until]
+    trace = setup.trace if until == math.inf else setup.trace.first(until, len(setup.trace.arrivals))
+    made = [request for request in requests(trace, setup.copies, setup.shift, seed) if request.arrival < until]
     scaler = make(policy, knobs, setup)
     dispatch, serving = (RouterChoice(), lambda: replica_of(setup.model)) if exact else (None, None)
     fleet = ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch, serving, setup.objectives)
