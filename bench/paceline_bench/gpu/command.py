@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
+import time
 from pathlib import Path
 
 from paceline_bench.results import Row, document, versions, write_document
 
-from .parts import PARTS, Outcome, Part, run_parts
+from .parts import PARTS, TOTAL_SECONDS, Outcome, Part, run_parts
 
 SLOWER = 10.0
 """Times the seconds of a part in a dry run: it is there to be run through, on however small a machine."""
@@ -26,11 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, default=Path("results/gpu"), help="folder for results.json and the parts' lines"
     )
     check.add_argument("--part", action="append", choices=[part.name for part in PARTS], help="only this one")
+    check.add_argument(
+        "--seconds",
+        type=float,
+        default=TOTAL_SECONDS,
+        help="for all parts (%(default)s); a dry run takes what it takes",
+    )
     one = commands.add_parser("part", help="one part in this process")
     one.add_argument("name", choices=[part.name for part in PARTS])
     one.add_argument("--lines", type=Path, required=True)
     one.add_argument("--seconds", type=float, required=True)
     given = parser.parse_args(arguments)
+    started = time.monotonic()
     import torch
 
     measuring = torch.cuda.is_available()
@@ -55,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             given.out, document(rows, versions("torch", "triton", "transformers"), _about(outcomes, measuring))
         )
 
-    run_parts(chosen, given.out, tell)
+    run_parts(chosen, given.out, tell, seconds=given.seconds - (time.monotonic() - started) if measuring else math.inf)
     if not measuring:
         print(NOT_MEASURED)
     if any(outcome.wrong for outcome in outcomes):

@@ -10,8 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-DISTRIBUTIONS = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "msgspec")
-"""Ours beside torch, triton, numpy, transformers and safetensors, which such a machine has."""
+DISTRIBUTIONS = (
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-inspection",
+    "typing-extensions",
+    "msgspec",
+)
+"""Ours beside torch, triton, numpy, transformers and safetensors, which such a machine has; its typing-extensions may
+be older than pydantic wants."""
 
 LIMIT = 64 * 2**20
 """Bytes that a machine without a network may be sent, the tree included."""

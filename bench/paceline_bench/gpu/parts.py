@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,10 @@ from .record import Check, Found, read
 
 GRACE_SECONDS = 5.0
 """Between the time that a part is told and the time at which it is ended."""
+SHORTEST_SECONDS = 15.0
+"""A part with less than this is not begun: it would not come to say anything."""
+TOTAL_SECONDS = 345.0
+"""For all parts, from the beginning of the script on: it is over within six minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ PARTS = (
     Part("attention", 35),
     Part("decode", 110),
 )
-"""Together with the grace of each under six minutes; what a part leaves over is nobody's."""
+"""What a part leaves over is nobody's; the last ones get less if there is less left of `TOTAL_SECONDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +89,32 @@ def run_part(part: Part, folder: Path, command: Sequence[str], grace: float = GR
 
 
 def run_parts(
-    parts: Sequence[Part], folder: Path, tell: Callable[[Outcome], None], command: Sequence[str] | None = None
+    parts: Sequence[Part],
+    folder: Path,
+    tell: Callable[[Outcome], None],
+    command: Sequence[str] | None = None,
+    *,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:
-    """Run parts in order; each outcome is told as soon as it is there."""
+    """Run parts in order; each outcome is told as soon as it is there.
+
+    Args:
+        seconds: for all of them together; those for which too little is left are not begun.
+        clock: seconds, from anywhere.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    end = clock() + seconds
     outcomes = []
     for part in parts:
-        outcomes.append(run_part(part, folder, command or (sys.executable, "-m", "paceline_bench.gpu.command", "part")))
-        tell(outcomes[-1])
+        given = Part(part.name, min(part.seconds, end - clock() - GRACE_SECONDS))
+        if given.seconds >= min(part.seconds, SHORTEST_SECONDS):
+            asked = command or (sys.executable, "-m", "paceline_bench.gpu.command", "part")
+            outcome = run_part(given, folder, asked)
+        else:
+            outcome = Outcome(part, 0.0, False, "it was left off: no time", Found([], [], []))
+        outcomes.append(outcome)
+        tell(outcome)
     return outcomes
 
 
