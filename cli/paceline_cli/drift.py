@@ -24,6 +24,7 @@ from paceline_kube.pods import is_ready
 from paceline_operator.drift.compare import Drift, World, compare
 from paceline_operator.drift.world import world_of
 from paceline_operator.gather import RevisionReader, gather
+from paceline_operator.tuning.asked import allowed
 
 from .answers import Answers, ask_now, found_by_operator
 from .asking import ask
@@ -156,7 +157,7 @@ def _world(obj: JsonObject, children: Children) -> World | str:
         return "no revision has been made yet"
     if asked_for.parsed is None:
         return f"{asked_for.name} was written by a newer release, so it cannot be read"
-    return world_of(observed, asked_for.pools, deployments, config_maps, pods)
+    return world_of(observed, asked_for.pools, deployments, config_maps, pods, allowed(obj))
 
 
 def _key(obj: JsonObject) -> tuple[str, str]:

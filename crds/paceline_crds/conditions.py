@@ -28,6 +28,8 @@ class ConditionType(enum.StrEnum):
     CONFIG_IN_SYNC = "ConfigInSync"
     SCALING_ACTIVE = "ScalingActive"
     """Only there while the count of some pool follows load."""
+    TUNING_ACTIVE = "TuningActive"
+    """Only there while knobs of some pool follow load."""
     SLO_MET = "SLOMet"
     """Whether promises to users are kept, by what the routers saw; only there where spec.slo promises something."""
     OUTPUTS_AGREE = "OutputsAgree"
@@ -102,6 +104,10 @@ class Reason(enum.StrEnum):
     FOLLOWS_LOAD = "FollowsLoad"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     SCALER_CONFLICT = "ScalerConflict"
+    NO_OBJECTIVE = "NoObjective"
+    """Nothing is promised that the knobs could be turned by."""
+    REPLICA_REFUSES = "ReplicaRefuses"
+    """A replica did not take what was decided."""
 
 
 class Condition(Model):

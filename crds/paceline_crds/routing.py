@@ -253,7 +253,7 @@ class WeekTime(Model):
 
 
 class ScheduleSpec(WeekTime):
-    """Other bounds at some time of the week."""
+    """Other bounds at some time of the week: from `start` until `end`, which is not part of it."""
 
     min_replicas: Annotated[
         int | None, Field(ge=1, le=1000, description="The fewest replicas meanwhile, if that is more than usual.")

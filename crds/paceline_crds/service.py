@@ -19,6 +19,7 @@ from .routing import SCALING_RULES, TO_ZERO_RULES, PoolScalingSpec, RoutingSpec,
 from .runtime_config import Isolation, KVQuantization, PressurePolicy, QueuePolicy, WeightType
 from .status import InferenceServiceStatus
 from .tenancy import TenancySpec
+from .tuning import AT_TIMES_RULE, AUTO_RANGES_RULES, AutoRangesSpec
 
 SOURCE_RULE = rule(
     r"self.matches('^(package://[A-Za-z0-9][A-Za-z0-9._-]*(/.+)?|file:///.+|"
@@ -230,9 +231,18 @@ class RuntimeSpec(Model):
     prefix_caching: Annotated[PrefixCachingSpec | None, Field(description="Reuse of KV blocks between requests.")] = (
         None
     )
+    auto_ranges: Annotated[
+        AutoRangesSpec | None,
+        Field(
+            description="Knobs that follow load while replicas run, between what is given here. A change restarts "
+            "nothing and makes no revision; a value inside is no drift. It needs an objective of slo.tpot.",
+            json_schema_extra=rules(AT_TIMES_RULE),
+        ),
+    ] = None
 
 
 RUNTIME_RULES = (
+    *AUTO_RANGES_RULES,
     rule(
         "!has(self.prefillChunkTokens) || !has(self.maxBatchedTokens) || "
         "self.prefillChunkTokens <= self.maxBatchedTokens",
@@ -419,6 +429,12 @@ SPEC_RULES = (
         "(has(self.pools) && self.pools.exists(p, p.name == self.routing.overLong.pool))",
         "routing.overLong.pool names no pool of this service; write the name of an entry of spec.pools, or default",
         field_path=".routing.overLong.pool",
+    ),
+    rule(
+        "!has(self.rollout) || !has(self.rollout.lastPools) || self.rollout.lastPools.all(n, n == 'default' || "
+        "(has(self.pools) && self.pools.exists(p, p.name == n)))",
+        "rollout.lastPools names a pool that this service has not; write names of entries of spec.pools, or default",
+        field_path=".rollout",
     ),
 )
 

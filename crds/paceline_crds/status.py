@@ -9,6 +9,7 @@ from pydantic import Field
 from .base import Model
 from .conditions import Condition
 from .routing import Shape
+from .tuning import TuningStatus
 
 
 class PoolStatus(Model):
@@ -119,6 +120,10 @@ class RolloutStatus(Model):
         str | None,
         Field(description="What the step will hardly find out in its time, or else when it will know all of it."),
     ] = None
+    waiting_pools: Annotated[
+        list[str] | None,
+        Field(description="Pools of rollout.lastPools: a further rollout brings them what all others run then."),
+    ] = None
     reason: Annotated[str, Field(description="Why it is where it is, one word for programs.")]
     message: Annotated[str, Field(description="The same as a sentence, with the numbers of that moment.")] = ""
 
@@ -163,6 +168,13 @@ class InferenceServiceStatus(Model):
         list[ScalingStatus] | None,
         Field(
             description="The pools whose count follows load.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]},
+        ),
+    ] = None
+    tuning: Annotated[
+        list[TuningStatus] | None,
+        Field(
+            description="The pools whose knobs follow load.",
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]},
         ),
     ] = None

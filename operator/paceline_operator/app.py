@@ -43,6 +43,8 @@ from .scaling.keeper import ScalingKeeper
 from .schemas import SchemaKeeper
 from .settings import Settings
 from .splits import SplitKeeper
+from .tuning.keeper import TuningKeeper
+from .tuning.told import TuningCollector
 from .workers import work
 from .written import version_of
 
@@ -107,7 +109,7 @@ class Operator:
             reader,
             namespaces=options.namespaces,
             own_namespace=settings.namespace,
-            enqueue=self.queue.add,
+            enqueue=self._changed,
             touched=self._touched,
             timing=options.informers,
         )
@@ -163,6 +165,17 @@ class Operator:
             prometheus=self._prometheus,
             active=self.election.leading.is_set,
         )
+        self.tuning = TuningKeeper(
+            services=lambda: self.watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            tuned=self.drift.tuned,
+            retold=self.drift.retold,
+            changed=self.queue.add,
+            recorder=self.recorder,
+            clock=time.time,
+            interval=settings.scaling_seconds,
+            active=self.election.leading.is_set,
+        )
         self.baselines = BaselineKeeper(
             client=guarded,
             services=lambda: self.watching.caches.services.list(),
@@ -215,12 +228,14 @@ class Operator:
                 keys=self.keys.of,
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
+                tuning=self.tuning.of,
                 judgement=self.rollouts.of,
                 recorder=self.rollouts.recorder,
             ),
         )
         self.metrics = Metrics()
         self.metrics.registry.register(CanaryCollector(lambda: self.canary.all()))
+        self.metrics.registry.register(TuningCollector(lambda: self.tuning.all()))
         self.metrics.observe(
             queue=self.queue,
             leading=self.election.leading.is_set,
@@ -271,6 +286,7 @@ class Operator:
             _spawn(self.objectives.run(), "objectives"),
             _spawn(self.keys.run(), "keys"),
             _spawn(self.scaling.run(), "scaling"),
+            _spawn(self.tuning.run(), "tuning"),
             _spawn(self.rollouts.run(), "rollouts"),
             _spawn(self.baselines.run(), "baselines"),
             _spawn(self.schemas.run(), "schemas"),
@@ -309,6 +325,10 @@ class Operator:
         """As the statuses tell them; nothing where another process tells them."""
         return told_of(self.watching.caches.services.list()) if self.election.leading.is_set() else {}
 
+    def _changed(self, key: Key) -> None:
+        self.queue.add(key)
+        self.tuning.touch(key)
+
     def _warn_of_step(self, key: Key, words: str) -> None:
         service = self.watching.caches.services.get(*key)
         if service is not None:
@@ -331,6 +351,7 @@ class Operator:
         while True:
             await self.election.leading.wait()
             self.scaling.forget()
+            self.tuning.forget()
             self.rollouts.forget()
             if await self._prepared():
                 self._enqueue_all()

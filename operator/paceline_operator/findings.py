@@ -12,6 +12,7 @@ from .drift.compare import Drift
 from .observed import Observed
 from .render import Desired
 from .rollout.asked import Judgement
+from .tuning.told import Told
 from .verdict import Verdict
 
 
@@ -28,6 +29,7 @@ class Findings:
         keys: why no router can check a service's keys; None: not known yet.
         counts: what is asked for, with the counts of pools that follow load.
         scaling: what was decided about these pools; None: nothing yet.
+        tuning: what was decided about pools whose knobs follow load; None: nothing yet.
         recorder: base URL of the recorder of copied requests; empty: none is known.
         judgement: the newest verdict on a rollout by steps; None: there is none.
     """
@@ -40,5 +42,6 @@ class Findings:
     keys: Callable[[Key], str | None] = lambda _: ""
     counts: Callable[[Key, JsonObject, Observed, Desired], Desired] = lambda *given: given[-1]
     scaling: Callable[[Key], Mapping[str, ScalingStatus] | None] = lambda _: None
+    tuning: Callable[[Key], Mapping[str, Told] | None] = lambda _: None
     recorder: Callable[[], str] = lambda: ""
     judgement: Callable[[Key], Judgement | None] = lambda _: None

@@ -27,6 +27,7 @@ from .rendering import Renderer
 from .scaling.keeper import Seen
 from .served_names import Conflict, conflict_of
 from .stores import INDEX_SERVICE, Caches, child_index_value
+from .tuning.asked import allowed
 
 
 class Observer:
@@ -128,7 +129,7 @@ class Observer:
             asked = self._render(service, observed).pools
         except InvalidSpec:
             asked = ()
-        world = world_of(observed, asked, deployments, config_maps, pods)
+        world = world_of(observed, asked, deployments, config_maps, pods, allowed(service))
         if not caches.written.pending(key):
             self._worlds[key] = versions, world
         return world

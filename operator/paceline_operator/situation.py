@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline_crds.conditions import Reason
 from paceline_crds.revision import RevisionPool
@@ -18,6 +18,7 @@ from .render import Desired
 from .rollout.state import Phase as Stage
 from .room import lacks_room
 from .served_names import Conflict
+from .tuning.told import Told
 from .verdict import Verdict
 
 
@@ -40,6 +41,8 @@ class Situation:
         crd_lacks: fields that the cluster's CRDs lack.
         follows_load: the count of some pool follows load.
         scaling: what was decided about these pools; None before it was.
+        tuned_pools: pools whose knobs follow load.
+        tuning: what was decided about these; a pool is missing before it was.
         recorder: base URL of what takes pairs of answers; empty where there is none.
     """
 
@@ -58,6 +61,8 @@ class Situation:
     crd_lacks: tuple[str, ...] = ()
     follows_load: bool = False
     scaling: Mapping[str, ScalingStatus] | None = None
+    tuned_pools: frozenset[str] = frozenset()
+    tuning: Mapping[str, Told] = field(default_factory=dict)
     recorder: str = ""
 
 

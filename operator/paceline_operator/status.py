@@ -43,6 +43,7 @@ from .situation import (
     short_pools,
     total,
 )
+from .tuning.told import tuning_active
 from .verdict import Verdict
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
@@ -83,9 +84,13 @@ def status_of(
         if traffic
         else None,
         rollout=rollout_status(
-            traffic.rollout if traffic else None, desired.revision if desired else "", observed.judgement
+            traffic.rollout if traffic else None,
+            desired.revision if desired else "",
+            observed.judgement,
+            desired.waiting if desired else (),
         ),
         scaling=[situation.scaling[name] for name in sorted(situation.scaling)] if situation.scaling else None,
+        tuning=[situation.tuning[name].status for name in sorted(situation.tuning)] or None,
         upgrade=situation.upgrade,
         drift=drift_status(situation.drift),
     )
@@ -123,6 +128,8 @@ def judge(situation: Situation) -> dict[ConditionType, Verdict]:
         verdicts[ConditionType.CONFIG_IN_SYNC] = in_sync(situation.drift)
     if situation.scaling and (scaling := scaling_active(situation.scaling)) is not None:
         verdicts[ConditionType.SCALING_ACTIVE] = scaling
+    if (tuning := tuning_active(situation.tuning)) is not None:
+        verdicts[ConditionType.TUNING_ACTIVE] = tuning
     if situation.slo is not None:
         verdicts[ConditionType.SLO_MET] = situation.slo
     if situation.outputs is not None:
@@ -145,10 +152,13 @@ def with_last_looks(status: Mapping[str, Any], before: Mapping[str, Any], situat
     undecided = situation.follows_load and not situation.scaling
     if undecided:
         missing.append(ConditionType.SCALING_ACTIVE.value)
+    untuned = bool(situation.tuned_pools) and not situation.tuning
+    if untuned:
+        missing.append(ConditionType.TUNING_ACTIVE.value)
     order = [kind.value for kind in ConditionType]
     conditions = [*status["conditions"], *(c for c in before.get("conditions") or () if c.get("type") in missing)]
-    fields = [*(["drift"] if situation.drift is None else []), *(["scaling"] if undecided else [])]
-    kept = {name: before[name] for name in fields if name in before}
+    fields = {"drift": situation.drift is None, "scaling": undecided, "tuning": untuned}
+    kept = {name: before[name] for name, unknown in fields.items() if unknown and name in before}
     return {**status, "conditions": sorted(conditions, key=lambda c: order.index(c["type"])), **kept}
 
 

@@ -20,6 +20,7 @@ from .recorder import Recorder
 from .scaling.keeper import follows_load
 from .situation import Situation
 from .status import status_of, with_last_looks
+from .tuning.asked import asked
 from .written import Written
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class Teller:
         undecided = situation.follows_load and not situation.scaling
         unjudged = situation.promises and situation.slo is None
         unseen = None in (situation.drift, situation.split, situation.outputs)
-        if unseen or undecided or unjudged:
+        untuned = bool(situation.tuned_pools) and not situation.tuning
+        if unseen or undecided or unjudged or untuned:
             new = with_last_looks(new, old, situation)
         if new == old:
             return None
@@ -126,4 +128,8 @@ class Teller:
             situation = replace(situation, promises=True, slo=findings.slo(key))
         if situation.desired is not None and follows_load(service):
             situation = replace(situation, scaling=findings.scaling(key), follows_load=True)
+        if situation.desired is not None and (tuned := frozenset(asked(service))):
+            told = findings.tuning(key) or {}
+            told = {name: one for name, one in told.items() if name in tuned}
+            situation = replace(situation, tuned_pools=tuned, tuning=told)
         return situation

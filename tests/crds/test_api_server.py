@@ -68,6 +68,7 @@ def accepted(api: Cluster, manifest: dict[str, Any] | str) -> dict[str, Any]:
 
 
 SCHEDULE = {"timezone": "Europe/Berlin", "days": ["Mon", "Sun"], "start": "22:00", "end": "06:00", "minReplicas": 4}
+AT_NIGHT = {"timezone": "Europe/Berlin", "start": "22:00", "end": "06:00", "maxNumSeqs": {"min": 4, "max": 8}}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     # what, spec, the path that is named, the words that help
@@ -320,6 +321,30 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "write maxReplicas too",
     ),
     (
+        "a range that ends above what replicas start with",
+        {"runtime": {"maxNumSeqs": 32, "autoRanges": {"maxNumSeqs": {"min": 8, "max": 64}}}},
+        "spec.runtime.autoRanges",
+        "maxNumSeqs is 32, and a replica takes memory for no more: lower autoRanges.maxNumSeqs.max (64)",
+    ),
+    (
+        "a range that is upside down",
+        {"runtime": {"autoRanges": {"prefillChunkTokens": {"min": 512, "max": 64}}}},
+        "spec.runtime.autoRanges.prefillChunkTokens.min",
+        "min has to be at most max",
+    ),
+    (
+        "times of a knob without usual limits",
+        {"runtime": {"autoRanges": {"schedules": [AT_NIGHT]}}},
+        "spec.runtime.autoRanges.schedules",
+        "write these too, beside schedules",
+    ),
+    (
+        "a time at which nothing is different",
+        {"runtime": {"autoRanges": {"schedules": [{k: v for k, v in AT_NIGHT.items() if k != "maxNumSeqs"}]}}},
+        "spec.runtime.autoRanges.schedules[0]",
+        "write what is different meanwhile",
+    ),
+    (
         "bounds that are the HPA's",
         {"scaling": {"mode": "External", "maxReplicas": 4}},
         "spec.scaling.mode",
@@ -396,7 +421,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "an output canary with a margin",
         {"rollout": {"strategy": "Canary", "gates": [{"signal": "OutputCanary", "maxRegressionPercent": 2}]}},
         "spec.rollout.gates[0].maxRegressionPercent",
-        "maxRegressionPercent: 0 and no more",
+        "maxRegressionPercent: 0} and no more",
+    ),
+    (
+        "a last pool that is not there",
+        {"rollout": {"strategy": "Canary", "lastPools": ["default", "chat"]}, "pools": [{"name": "bulk"}]},
+        "spec.rollout",
+        "write names of entries of spec.pools, or default",
     ),
     (
         "a query without a bound",
@@ -449,6 +480,7 @@ def test_bad_input_is_refused_with_its_path_and_what_to_write(
         ("spec.tenancy.quota", {"tenancy": {"quota": 3}}),
         ("spec.routing.profiles", {"routing": {"profiles": ["a"]}}),
         ("spec.runtime.args", {"runtime": {"args": ["--tensor-parallel-size", "2"]}}),
+        ("spec.runtime.autoRanges.blockSize", {"runtime": {"autoRanges": {"blockSize": {"min": 16, "max": 32}}}}),
         ("spec.runtime.logLevel", {"runtime": {"logLevel": "DEBUG"}}),
         ("spec.model.pvcName", {"model": {"source": "package://x", "pvcName": ""}}),
     ],
@@ -547,6 +579,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "pools.scaling": {"pools": [{"name": "long", "scaling": {"mode": "Fixed", "maxReplicas": 2}}]},
     "scaling.scaleDownWindow": {"scaling": {"maxReplicas": 8, "scaleDownWindow": "10m"}},
     "scaling.schedules": {"scaling": {"maxReplicas": 8, "schedules": [SCHEDULE | {"end": "24:00"}]}},
+    "runtime.autoRanges": {
+        "runtime": {
+            "maxNumSeqs": 64,
+            "autoRanges": {"maxNumSeqs": {"min": 16, "max": 64}, "schedules": [AT_NIGHT]},
+        },
+        "pools": [{"name": "long", "runtime": {"autoRanges": {"maxBatchedTokens": {"min": 256, "max": 1024}}}}],
+    },
     "scaling.mode, external": {"scaling": {"mode": "External"}},
     "scaling.scaleToZero": {"scaling": {"scaleToZero": {"holdRequestsFor": "60s"}}},
     "scaling.scaleToZero.after": {"scaling": {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}},
@@ -587,6 +626,10 @@ SMALLEST: dict[str, dict[str, Any]] = {
                 {"signal": "OutputCanary", "maxRegressionPercent": 0},
             ],
         }
+    },
+    "rollout.lastPools": {
+        "rollout": {"strategy": "Canary", "lastPools": ["default", "bulk"]},
+        "pools": [{"name": "bulk"}],
     },
     "rollout.queries": {
         "rollout": {

@@ -14,12 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline_crds import metrics as catalogue
 from paceline_crds.status import ScalingStatus
+from paceline_crds.tuning import TuningStatus
 from paceline_kube import LEASES, Timing
 from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator.app import Operator, Options
 from paceline_operator.drift.compare import Drift
 from paceline_operator.election import LeaseTiming
 from paceline_operator.settings import Settings
+from paceline_operator.tuning.told import Told
 
 SERVICES = "/apis/paceline.io/v1alpha1/inferenceservices"
 PODS = "/api/v1/pods"
@@ -279,6 +281,8 @@ async def test_metrics_are_exactly_those_of_the_catalogue(
     operator.schemas.lacks = ()  # nor is there anything to say before the CRDs were compared
     decided = ScalingStatus(pool="default", desired=2, reason="Steady", since="2026-01-01T00:00:00Z")
     operator.scaling.all = lambda: {("demo", "chat"): {"default": decided}}  # type: ignore[method-assign]
+    knobs = TuningStatus(pool="default", knobs={"maxNumSeqs": 8}, started={}, reason="Steady", since=decided.since)
+    operator.tuning.all = lambda: {("demo", "chat"): {"default": Told(knobs)}}  # type: ignore[method-assign]
     operator.canary.all = lambda: {("demo", "chat"): {}}  # type: ignore[method-assign]
     for name in ("chat", "gone"):
         operator.recorder.event(service(name), type="Normal", reason="Ready", message="words")

@@ -436,3 +436,49 @@ def test_another_difference_is_put_right_at_the_usual_pace() -> None:
     other = Drift((Item("a", "image", "r:1", "r:9", replace=True),))
     step = repair(there, other, last.at + last.interval, last)
     assert after(step, there, other, last.at + last.interval, last).interval == INTERVAL_SECONDS
+
+
+# Knobs that follow load.
+
+
+def tuned(value: int, started: Any, origin: str = "spec") -> dict[str, Any]:
+    """A report of a replica whose `maxNumSeqs` was changed while it ran."""
+    body = effective()
+    body["parameters"]["maxNumSeqs"] = {
+        "value": value,
+        "origin": "tuned",
+        "set": {"value": started, "origin": origin},
+    }
+    return body
+
+
+RANGES = {"default": {"maxNumSeqs": (2, 8)}}
+
+
+def test_a_value_that_was_changed_within_its_range_is_no_drift_and_is_known_to_be_changed() -> None:
+    found = compare(world(reports={"uid-p": Report(tuned(4, 8))}, ranges=RANGES))
+    assert found == Drift(checked=1, running=1, tuned=frozenset(["p"]))
+    assert in_sync(found).reason is Reason.IN_SYNC
+
+
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        ({}, "8"),
+        ({"default": {"maxNumSeqs": (5, 8)}}, "5 to 8, by autoRanges"),
+        ({"other": {"maxNumSeqs": (2, 8)}}, "8"),
+    ],
+    ids=["no range", "another range", "of another pool"],
+)
+def test_a_value_that_was_changed_and_is_in_no_range_is_drift_that_costs_no_pod(
+    ranges: dict[str, Any], wanted: str
+) -> None:
+    found = compare(world(reports={"uid-p": Report(tuned(4, 8))}, ranges=ranges))
+    assert found.items == (Item("p", "runtime.maxNumSeqs", wanted, "4 (changed while it runs)"),)
+    assert found.tuned == frozenset(["p"])
+    assert repair(OBSERVED, found, 0.0, None).action is None
+
+
+def test_what_a_replica_was_started_with_is_compared_though_it_was_changed_since() -> None:
+    found = compare(world(reports={"uid-p": Report(tuned(4, 6, "environment"))}, ranges=RANGES))
+    assert found.items == (Item("p", "runtime.maxNumSeqs", "8", "6 (from environment)", replace=True),)

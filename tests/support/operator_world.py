@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ from paceline_operator.rollout.keeper import RolloutKeeper
 from paceline_operator.scaling.keeper import ScalingKeeper
 from paceline_operator.schemas import SchemaKeeper
 from paceline_operator.settings import Settings
+from paceline_operator.tuning.keeper import TuningKeeper
 from paceline_operator.workers import work
 
 CRDS_DIR = Path(__file__).parents[2] / "crds"
@@ -80,6 +81,7 @@ class Operator:
         *,
         settle: float = 0.1,
         tuning: Tuning | None = None,
+        knobs: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.told = Told()
@@ -91,7 +93,7 @@ class Operator:
             client,
             namespaces=[namespace],
             own_namespace=namespace,
-            enqueue=self._queue.add,
+            enqueue=self._enqueue,
             touched=lambda key: self.drift.touch(key),
         )
         settings = {"runtime_image": IMAGE, "router_ack_timeout": 2.0, "poll_seconds": 0.1} | settings
@@ -127,6 +129,17 @@ class Operator:
             clock=time.time,
             interval=told.rollout_seconds,
         )
+        self.knobs = TuningKeeper(
+            services=lambda: self._watching.caches.services.list(),
+            seen=lambda key: self.reconciler.seen(key),
+            tuned=self.drift.tuned,
+            retold=self.drift.retold,
+            changed=self._queue.add,
+            recorder=self.told,
+            clock=time.time,
+            interval=told.scaling_seconds,
+            **(knobs or {}),
+        )
         self.schemas = SchemaKeeper(crd=lambda name: client.get(CRDS, name), changed=self._look_at_all)
         self.reconciler = Reconciler(
             client,
@@ -139,10 +152,15 @@ class Operator:
                 crd_lacks=lambda: self.schemas.lacks,
                 counts=self.scaling.counts,
                 scaling=self.scaling.of,
+                tuning=self.knobs.of,
                 judgement=self.rollouts.of,
                 recorder=self.rollouts.recorder,
             ),
         )
+
+    def _enqueue(self, key: Key) -> None:
+        self._queue.add(key)
+        self.knobs.touch(key)
 
     def _look_at_all(self) -> None:
         for obj in self._watching.caches.services:
@@ -154,6 +172,7 @@ class Operator:
         self._tasks.append(asyncio.create_task(work(self._queue, self._pass, Metrics())))
         self._tasks.append(asyncio.create_task(self.drift.run()))
         self._tasks.append(asyncio.create_task(self.scaling.run()))
+        self._tasks.append(asyncio.create_task(self.knobs.run()))
         self._tasks.append(asyncio.create_task(self.rollouts.run()))
 
     async def stop(self) -> None:

@@ -22,8 +22,17 @@ class Answer:
     body: bytes
 
 
-async def ask(host: str, port: int, path: str, headers: Mapping[str, str], max_body: int) -> Answer:
-    """GET `path`; the caller bounds the time.
+async def ask(
+    host: str,
+    port: int,
+    path: str,
+    headers: Mapping[str, str],
+    max_body: int,
+    *,
+    method: str = "GET",
+    body: bytes = b"",
+) -> Answer:
+    """GET `path`, or another method with a body; the caller bounds the time.
 
     Raises:
         OSError: no connection, or it was cut.
@@ -36,8 +45,10 @@ async def ask(host: str, port: int, path: str, headers: Mapping[str, str], max_b
             "accept": "application/json",
             **headers,
         }
-        lines = (f"GET {path} HTTP/1.0", *(f"{name}: {value}" for name, value in asked.items()))
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        if body:
+            asked["content-length"] = str(len(body))
+        lines = (f"{method} {path} HTTP/1.0", *(f"{name}: {value}" for name, value in asked.items()))
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body)
         status, told = _head(await reader.readuntil(b"\r\n\r\n"))
         length = int(told["content-length"]) if "content-length" in told else None
         if status in (204, 304):

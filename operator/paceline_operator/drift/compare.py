@@ -17,6 +17,7 @@ from paceline_crds.names import (
 from paceline_crds.quantities import parse_size
 from paceline_crds.revision import RevisionPool
 from paceline_crds.runtime_config import Origin
+from paceline_crds.tuning import TUNED
 from paceline_kube import JsonObject
 from paceline_kube.pods import is_ready
 from paceline_operator.actions import child_name
@@ -69,12 +70,14 @@ class Drift:
         unknown: replicas that do not report, by name, with the reason.
         checked: replicas that did.
         running: replicas that there are, ready or not.
+        tuned: names of replicas that run with other values than they were started with.
     """
 
     items: tuple[Item, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     checked: int = 0
     running: int = 0
+    tuned: frozenset[str] = frozenset()
 
     def of(self, subject: str) -> tuple[Item, ...]:
         """The items of one pod or object."""
@@ -92,6 +95,7 @@ class World:
         pods: that neither end nor have ended.
         reports: by pod uid; a pod that is not there has not been asked yet.
         contents: when the data of a ConfigMap of the user's was last written, by its name, as far as known.
+        ranges: by pool and parameter, the fewest and the most that a value may be changed to while a replica runs.
     """
 
     service: str
@@ -102,6 +106,7 @@ class World:
     pods: tuple[JsonObject, ...] = ()
     reports: Mapping[str, Report] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
 
 def compare(world: World) -> Drift:
@@ -114,6 +119,7 @@ def compare(world: World) -> Drift:
     unknown: dict[str, str] = {}
     checked = 0
     digests = _digests(world)
+    tuned = set()
     for pod in world.pods:
         pool = world.pools.get(_hash(pod))
         if pool is None or not is_ready(pod):
@@ -124,8 +130,10 @@ def compare(world: World) -> Drift:
             unknown[name] = report.error if report is not None else "it has not been asked yet"
             continue
         checked += 1
-        items += _of_report(name, pool, report.config, digests.get(pool.hash))
-    return Drift(tuple(items), unknown, checked, len(world.pods))
+        items += _of_report(name, pool, report.config, digests.get(pool.hash), world.ranges.get(pool.name, {}))
+        if any(_is_tuned(entry) for entry in _parameters(report.config).values()):
+            tuned.add(name)
+    return Drift(tuple(items), unknown, checked, len(world.pods), frozenset(tuned))
 
 
 def _of_deployments(world: World) -> Iterator[Item]:
@@ -205,19 +213,37 @@ def _stamped(world: World, pool: RevisionPool) -> Mapping[str, Any]:
     return {part: value for part, value in stamped.items() if value is not None}
 
 
-def _of_report(name: str, pool: RevisionPool, config: Mapping[str, Any], digest: str | None) -> Iterator[Item]:
+def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    reported = config.get("parameters")
+    return reported if isinstance(reported, Mapping) else {}
+
+
+def _is_tuned(entry: Any) -> bool:
+    """Whether a value was changed while the replica ran; what it was started with is then beside it."""
+    return isinstance(entry, Mapping) and entry.get("origin") == TUNED and isinstance(entry.get("set"), Mapping)
+
+
+def _of_report(
+    name: str,
+    pool: RevisionPool,
+    config: Mapping[str, Any],
+    digest: str | None,
+    ranges: Mapping[str, tuple[int, int]],
+) -> Iterator[Item]:
     model = config.get("model")
     wanted = {"source": pool.config.model.source, "servedName": pool.config.model.served_name}
     yield from _items(name, differences({"model": wanted}, {"model": model}), replace=True)
     actual = config.get("model_digest")
     if digest is not None and actual != digest:
         yield Item(name, "model_digest", digest, shown(actual), replace=True)
-    reported = config.get("parameters")
-    parameters = reported if isinstance(reported, Mapping) else {}
+    parameters = _parameters(config)
     for field_name, value in pool.config.parameters.model_dump(mode="json").items():
         entry = parameters.get(field_name)
         if not isinstance(entry, Mapping):
             continue  # an older runtime does not know the parameter; the image is compared by itself
+        if _is_tuned(entry):
+            yield from _of_tuned(name, field_name, entry.get("value"), value, ranges.get(field_name))
+            entry = entry["set"]
         if _alike(field_name, value, entry.get("value")):
             continue
         origin = str(entry.get("origin") or "")
@@ -226,6 +252,16 @@ def _of_report(name: str, pool: RevisionPool, config: Mapping[str, Any], digest:
             continue  # nobody chose it, and the replica found out what works
         actual_text = shown(entry.get("value"))
         yield Item(name, f"runtime.{field_name}", shown(value), f"{actual_text} (from {origin or 'unknown'})", True)
+
+
+def _of_tuned(
+    name: str, field_name: str, actual: Any, recorded: Any, allowed: tuple[int, int] | None
+) -> Iterator[Item]:
+    """A value that was changed while the replica ran. No other pod is needed to put that right: see `tuning`."""
+    if allowed is not None and isinstance(actual, int) and allowed[0] <= actual <= allowed[1]:
+        return
+    wanted = shown(recorded) if allowed is None else f"{allowed[0]} to {allowed[1]}, by autoRanges"
+    yield Item(name, f"runtime.{field_name}", wanted, f"{shown(actual)} (changed while it runs)")
 
 
 def _alike(field_name: str, desired: Any, actual: Any) -> bool:

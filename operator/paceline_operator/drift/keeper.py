@@ -75,6 +75,16 @@ class DriftKeeper:
         if self._due.get(key, soon + 1) > soon:
             self._due[key] = soon
 
+    def retold(self, key: Key) -> None:
+        """Replicas of the service were told to run with something else: what they said of it is out of date."""
+        self._replicas.forget(key)
+        self.touch(key)
+
+    def tuned(self, key: Key) -> frozenset[str]:
+        """Names of replicas that were found to run with other values than they were started with."""
+        found = self._found.get(key)
+        return frozenset() if found is None else found.tuned
+
     async def run(self) -> None:
         """For ever."""
         while True:
@@ -143,4 +153,5 @@ def _inputs(world: World) -> tuple[Any, ...]:
         tuple((obj["metadata"].get("uid"), obj["metadata"].get("resourceVersion")) for obj in objects),
         tuple((uid, report.config, report.error) for uid, report in world.reports.items()),
         tuple(world.contents.items()),
+        world.ranges,
     )

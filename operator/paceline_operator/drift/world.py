@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from paceline_crds.names import LABEL_POOL_HASH
 from paceline_crds.revision import RevisionPool
@@ -18,11 +19,13 @@ def world_of(
     deployments: Iterable[JsonObject],
     config_maps: Iterable[JsonObject],
     pods: Iterable[JsonObject],
+    ranges: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({}),
 ) -> World:
     """The objects that are ours, and pods that have not ended. The reports of replicas are added later.
 
     Args:
         asked: the pools of the spec; none where it cannot be rendered, and then what serves is compared all the same.
+        ranges: see `World`.
     """
     ours = {d.name for d in observed.deployments if d.owner is Ownership.OURS and not d.deleting}
     configs = {c.name for c in observed.config_maps if c.owner is Ownership.OURS}
@@ -43,4 +46,5 @@ def world_of(
         deployments=tuple(d for d in deployments if d["metadata"]["name"] in ours),
         config_maps=tuple(c for c in config_maps if c["metadata"]["name"] in configs),
         pods=there,
+        ranges=ranges,
     )
