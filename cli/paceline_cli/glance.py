@@ -186,6 +186,8 @@ def one_service(
     if rollout := found.get("rollout"):
         yield f"\nRollout, since {age(seconds_of(rollout.get('since')), now)}:"
         yield sentence(rollout_words(rollout), 2)
+        if rollout.get("waitingPools"):
+            yield sentence(f"then, by a rollout of their own (lastPools): {', '.join(rollout['waitingPools'])}", 2)
         if rollout.get("prospect"):
             yield sentence(f"its step, as computed before it: {rollout['prospect']}", 2)
     for one in found.get("scaling") or ():

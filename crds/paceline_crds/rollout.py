@@ -374,6 +374,16 @@ class RolloutSpec(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = None
+    last_pools: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=63)]] | None,
+        Field(
+            min_length=1,
+            max_length=16,
+            description="Pools whose answers matter most: when others change too, these get their change by a rollout "
+            "of its own after it. A shape that should go last gets a pool (spec.pools) that is named here.",
+            json_schema_extra={"x-kubernetes-list-type": "set"},
+        ),
+    ] = None
     on_not_known: Annotated[
         OnNotKnown | None,
         Field(
@@ -391,7 +401,7 @@ class RolloutSpec(Model):
     ] = None
 
 
-_CANARY_FIELDS = ("shadow", "steps", "gates", "queries", "onNotKnown", "onBreach", "paused")
+_CANARY_FIELDS = ("shadow", "steps", "gates", "queries", "lastPools", "onNotKnown", "onBreach", "paused")
 
 ROLLOUT_RULES = (
     rule(

@@ -72,6 +72,7 @@ class Desired:
         pinned: the revision is one that a manual order names, not what the rest of the spec renders to.
         out_of_reach: pools that are too short for their shapes, in words; see `reach`.
         rules: of a rollout by steps; None where the strategy is another.
+        waiting: pools that are as they were until the others have changed; see `rollout.inorder`.
     """
 
     revision: str
@@ -85,6 +86,7 @@ class Desired:
     pinned: bool = False
     out_of_reach: str = ""
     rules: Rules | None = None
+    waiting: tuple[str, ...] = ()
 
 
 def carried_from(revisions: Sequence[InferenceRevision]) -> Carried:

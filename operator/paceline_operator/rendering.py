@@ -19,6 +19,7 @@ from .defaults import TABLES
 from .observed import Observed, Ownership, RevisionView
 from .reach import out_of_reach
 from .render import Desired, InvalidSpec, asked, carried_from, pinned, render
+from .rollout.inorder import in_order
 from .startups import budgets
 from .upgrades import read_order, with_order
 
@@ -74,7 +75,7 @@ class Renderer:
         if isinstance(known[1], InvalidSpec):
             # A new one: an exception that is raised again and again keeps every frame it went through.
             raise type(known[1])(str(known[1]))
-        return known[1]
+        return in_order(known[1], observed)
 
     def _render(
         self, service: JsonObject, own: list[RevisionView], start_ups: Mapping[str, int]

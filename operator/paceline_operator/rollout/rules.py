@@ -79,6 +79,7 @@ class Rules:
         output_gates: of the shadow step.
         shadow: whole percent of the requests that are copied in it; 0 where there is none.
         opt_out: tenants of which nothing is copied.
+        last_pools: those that change when all others have.
     """
 
     policy: Policy
@@ -91,6 +92,7 @@ class Rules:
     output_gates: tuple[Gate, ...] = ()
     shadow: int = 0
     opt_out: tuple[str, ...] = ()
+    last_pools: tuple[str, ...] = ()
 
 
 def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
@@ -130,6 +132,7 @@ def rules_of(spec: RolloutSpec | None, objectives: bool) -> Rules | None:
         output_gates=tuple(_of_pairs(shadow, of_outputs)) if shadow is not None else (),
         shadow=shadow.percent if shadow is not None else 0,
         opt_out=tuple(shadow.opt_out_tenants or ()) if shadow is not None else (),
+        last_pools=tuple(spec.last_pools or ()),
     )
 
 

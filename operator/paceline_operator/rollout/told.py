@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,13 +26,16 @@ RETELL_SECONDS = 60.0
 """After which the numbers of a verdict that stays the same are written anew."""
 
 
-def rollout_status(state: State | None, asked: str, judgement: Judgement | None) -> RolloutStatus | None:
+def rollout_status(
+    state: State | None, asked: str, judgement: Judgement | None, waiting: Sequence[str] = ()
+) -> RolloutStatus | None:
     """The entry in the status of the service; None where nothing is rolled out, refused or rejected.
 
     Live numbers are not in it: it changes when a decision does.
 
     Args:
         asked: the revision that the spec asks for.
+        waiting: pools that change after this rollout.
     """
     if state is None or not (state.candidate or state.rejected or state.phase is Phase.BLOCKED):
         return None
@@ -46,6 +49,7 @@ def rollout_status(state: State | None, asked: str, judgement: Judgement | None)
         weight=state.weight,
         since=stamp(state.since) if state.since else None,
         verdict=said.verdict.value if said is not None else None,
+        waiting_pools=list(waiting) or None,
         prospect=said.prospect[:MESSAGE_CHARACTERS] or None if said is not None else None,
         reason=state.reason,
         message=state.message[:MESSAGE_CHARACTERS],
