@@ -85,10 +85,22 @@ def test_the_search_takes_the_cheapest_that_reaches_the_goal() -> None:
         return Score(0.2 * knobs["replicas"], 2.0 * knobs["replicas"])
 
     knobs, found, tried = search("static", setup, 0.8, score)
-    assert (knobs, found.gpu_hours, tried) == ({"replicas": 4.0}, 8.0, 4)
+    assert (knobs, found.gpu_hours, tried) == ({"replicas": 4.0}, 8.0, 5)
     knobs, found, _ = search("static", setup, 0.99, lambda knobs: Score(0.5, knobs["replicas"]))
     assert found.attainment == 0.5, "what comes nearest, where nothing reaches it"
     assert knobs == {"replicas": 1.0}, "and of those the cheapest"
+
+
+def test_of_settings_that_cost_the_same_the_search_takes_those_that_attain_more() -> None:
+    """What attains too little may cost as much: replicas for the queue are replicas too."""
+    setup = set_up(construct("steps"), Conditions(), "8b", copies=1)
+
+    def score(knobs: Knobs) -> Score:
+        return Score(0.98 + 0.02 * knobs["coverage"], 10.0 + 0.02 * knobs["coverage"])
+
+    knobs, found, _ = search("paceline", setup, 0.99, score)
+    assert knobs["coverage"] == 0.65
+    assert found.gpu_hours > 10.01
 
 
 def test_the_search_looks_between_the_best_and_its_cheaper_neighbour() -> None:

@@ -25,6 +25,10 @@ OURS = ((60.0, 120.0), (120.0, 120.0), (30.0, 60.0), (30.0, 120.0), (60.0, 300.0
 """Seconds of smoothing, and of the window for scaling down."""
 
 
+AS_CHEAP = 0.01
+"""Share by which costs may differ and still be the same."""
+
+
 def make(policy: str, knobs: Knobs, setup: Setup) -> Scaler:
     """A policy with settings."""
     if policy == "static":
@@ -69,20 +73,23 @@ class Score:
 def search(policy: str, setup: Setup, goal: float, score: Callable[[Knobs], Score]) -> tuple[Knobs, Score, int]:
     """The cheapest settings that reach the goal, else those that come nearest; their score, and how many were tried.
 
-    A line is left as soon as it reaches the goal or costs more than what has reached it: what follows costs more. At
-    last two values between the best and its cheaper neighbour are tried.
+    Of two that cost the same, nearly, the one that attains more: what attains too little may cost as much, in replicas
+    for the queue. So a line is left one setting after it has reached the goal, or when it costs more than what has
+    reached it: what follows costs more. At last two values between the best and its cheaper neighbour are tried.
     """
     best: tuple[Knobs, Score] | None = None
     cheaper: Knobs | None = None
     tried = 0
     for line in lines(policy, setup):
+        reached = False
         for before, knobs in zip([None, *line], line, strict=False):
             found = score(knobs)
             tried += 1
             if best is None or _better(found, best[1], goal):
                 best, cheaper = (knobs, found), before
-            if found.attainment >= goal or (best[1].attainment >= goal and found.gpu_hours > best[1].gpu_hours):
+            if reached or (best[1].attainment >= goal and found.gpu_hours > best[1].gpu_hours * (1.0 + AS_CHEAP)):
                 break
+            reached = found.attainment >= goal
     assert best is not None, "every policy has settings to try"
     for _ in range(2):
         middle = _between(cheaper, best[0])
@@ -106,5 +113,7 @@ def _between(cheaper: Knobs | None, dearer: Knobs) -> Knobs | None:
 
 def _better(one: Score, other: Score, goal: float) -> bool:
     if one.attainment >= goal and other.attainment >= goal:
+        if abs(one.gpu_hours / other.gpu_hours - 1.0) <= AS_CHEAP:
+            return one.attainment > other.attainment
         return one.gpu_hours < other.gpu_hours
     return (one.attainment, -one.gpu_hours) > (other.attainment, -other.gpu_hours)
