@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline_crds.sketch import SCALE, Sketch
 from paceline_operator.rollout.asked import Policy, Step
-from paceline_operator.rollout.gathering import ANCHOR_SECONDS, MOST_WINDOWS, Heard, hear, major
+from paceline_operator.rollout.gathering import ANCHOR_SECONDS, MOST_WINDOWS, Heard, bounded, hear, major, over_pools
 from paceline_operator.rollout.judging import judgement
 from paceline_operator.rollout.rules import Rules
 from paceline_operator.rollout.state import Phase, State
@@ -197,3 +197,88 @@ def test_weights_that_routers_did_not_follow_pass_nothing() -> None:
 def test_nothing_seen_is_not_known() -> None:
     said = judgement(RULES, STATE, Heard(BEGAN, BEGAN, trouble="no router is ready"), BEGAN + 100)
     assert (said.verdict, "no router is ready" in said.message) == (Verdict.NOT_KNOWN, True)
+
+
+def test_many_places_with_few_requests_each_are_all_judged() -> None:
+    """Of three pools and nine shapes none has 5 % of the requests, and there is nothing else to judge."""
+    seen = Seen(shares={Signal.ERROR_RATE: Share(0, 10.0)})
+    kept, minor = major({f"pool/{number}": (Window(BEGAN, BEGAN + 10, seen, seen),) for number in range(27)})
+    assert (len(kept), len(minor)) == (26, 1)
+
+
+def test_a_candidate_that_fails_a_rare_kind_of_requests_is_worse_though_nobody_waits_for_that_kind() -> None:
+    def said(failed: bool) -> tuple[Verdict, str]:
+        router, heard, now = Router(), Heard(BEGAN, BEGAN), BEGAN
+        for _ in range(45):
+            now += 10
+            router.serve(300)
+            router.fails = 6 if failed else 0
+            router.serve(12, shape="LongInputLongOutput")
+            router.fails = 0
+            page = router.page(now)
+            if now - heard.anchor >= ANCHOR_SECONDS:
+                router.requests.clear()
+            heard = look(heard, now, r0=page)
+        found = judgement(RULES, STATE, heard, now)
+        return found.verdict, found.message
+
+    verdict, words = said(failed=False)
+    assert (verdict, "not waited for, with few requests: default/LongInputLongOutput" in words) == (Verdict.PASS, True)
+    verdict, words = said(failed=True)
+    assert (verdict, words.startswith("default/LongInputLongOutput: ErrorRate is worse")) == (Verdict.FAIL, True)
+
+
+def test_a_page_of_another_form_leaves_a_window_that_is_not_known() -> None:
+    router, heard = Router(), Heard(BEGAN, BEGAN)
+    router.serve(10)
+    heard = look(heard, BEGAN + 10, r0=router.page(BEGAN + 10))
+    router.serve(10)
+    heard = look(heard, BEGAN + 20, r0=router.page(BEGAN + 20, scale="other"))
+    heard = look(heard, BEGAN + 30)
+    [windows] = heard.windows.values()
+    assert [one.base != Seen() for one in windows] == [True, False, False]
+
+
+def test_a_router_that_began_anew_and_has_counted_more_since_leaves_a_window_that_is_not_known() -> None:
+    router, heard = Router(), Heard(BEGAN, BEGAN)
+    router.serve(10)
+    heard = look(heard, BEGAN + 10, r0=router.page(BEGAN + 10))
+    router.serve(100)
+    page = router.page(BEGAN + 60)
+    page["services"]["demo/chat"]["from"] = BEGAN + 50
+    heard = look(heard, BEGAN + 60, r0=page)
+    assert ("1 of 1 routers" in heard.trouble, total(heard)) == (True, (5, 5))
+
+
+def test_after_the_clock_went_back_nobody_is_asked_about_a_moment_that_is_still_to_come() -> None:
+    router, heard = Router(), Heard(BEGAN, BEGAN + 3600)
+    heard = look(heard, BEGAN + 10, r0=router.page(BEGAN + 10))
+    assert heard.anchor == BEGAN + 10
+
+
+def test_a_few_looks_without_an_answer_do_not_make_hours_of_evidence_not_known() -> None:
+    """One of 25, for half a day: joined windows would each hold one of them, and lack all."""
+    one = Seen(shares={Signal.ERROR_RATE: Share(0, 1.0)})
+    windows: tuple[Window, ...] = ()
+    for number in range(4500):
+        at, seen = BEGAN + 10 * number, Seen() if number % 25 == 24 else one
+        windows = bounded((*windows, Window(at, at + 10, seen, seen)))
+    assert len(windows) <= MOST_WINDOWS
+    assert [one.start for one in windows] == sorted(one.start for one in windows)
+    lacking = sum(one.base == Seen() for one in windows)
+    assert 0 < lacking / len(windows) < 0.1
+    assert total(Heard(BEGAN, BEGAN, windows={"p": windows}), "p") == (4320, 4320)
+
+
+def test_where_revisions_have_other_pools_a_request_is_compared_by_its_shape() -> None:
+    """The base serves long inputs in a pool that the candidate does not have."""
+    router, heard = Router(), Heard(BEGAN, BEGAN)
+    router.serve(10)
+    page = router.page(BEGAN + 10)
+    for row in page["services"]["demo/chat"]["rows"]:
+        row["pool"] = "long" if row["revision"] == "a" else "default"
+    assert len(look(heard, BEGAN + 10, r0=page).windows) == 2
+    heard = look(heard, BEGAN + 10, r0=over_pools(page, "demo/chat"))
+    assert total(heard, "any/ShortInputShortOutput") == (5, 5)
+    assert over_pools(None, "demo/chat") is None
+    assert over_pools({"services": 3}, "demo/chat") is None

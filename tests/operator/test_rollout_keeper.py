@@ -263,6 +263,37 @@ def test_what_was_kept_of_something_else_or_too_long_ago_passes_nothing(fault: s
     assert samples(keeper) <= 40
 
 
+@pytest.mark.parametrize("seconds", [20.0, 3600.0])
+def test_a_leader_whose_clock_is_behind_comes_to_a_verdict(seconds: float) -> None:
+    """Of 20 s nothing is made; of an hour the step counts anew."""
+    told = begun()
+    until_phase(told, Phase.JUDGING)
+    told.world.now -= seconds
+    told.served = [
+        (at - seconds, *what) for at, *what in told.served
+    ]  # the routers' clocks agree with the new leader's
+    told.world.settle()
+    keeper = told.keeper()
+    told.serve(20, keeper)
+    assert of(keeper).verdict is Verdict.PASS
+    assert of(keeper).since >= told.state.since
+
+
+def test_a_clock_that_goes_back_under_the_keeper_lets_the_steps_evidence_begin_anew() -> None:
+    told = begun()
+    until_phase(told, Phase.JUDGING)
+    keeper = told.keeper()
+    told.serve(18, keeper)
+    assert of(keeper).verdict is Verdict.PASS
+    told.world.now -= 86_400.0
+    told.served.clear()
+    told.world.settle()
+    told.serve(1, keeper)
+    assert of(keeper).verdict is Verdict.NOT_KNOWN
+    told.serve(18, keeper)
+    assert of(keeper).verdict is Verdict.PASS
+
+
 def test_what_was_kept_goes_when_the_rollout_is_over() -> None:
     told, maps = halfway()
     keeper = told.keeper(evidences=maps)

@@ -279,6 +279,35 @@ def test_a_pool_that_does_not_change_keeps_its_replicas_and_goes_by_both_names()
     assert {d.name for d in world.seen.deployments} == before.keys()
 
 
+def test_a_pool_that_is_added_is_no_shortage_of_the_revision_that_does_not_have_it() -> None:
+    """Eight replicas of a new pool beside four that serve: the step waits for nobody."""
+    world = rolled()
+    changed(world, runtime={}, pools=[{"name": "long", "replicas": 8}])
+    world.settle()
+    state = traffic(world).rollout
+    assert state is not None
+    assert (state.phase, state.reason) == (Stage.JUDGING, "Followed")
+    assert {(e.pool, e.weight) for e in traffic(world).entries} == {("default", 90), ("default", 10), ("long", 10)}
+    world.verdict = Verdict.PASS
+    for _ in range(3):
+        wait(world, 61.0)
+    assert {(e.pool, e.weight) for e in traffic(world).entries} == {("default", 100), ("long", 100)}
+
+
+def test_a_pool_that_is_taken_away_is_held_up_by_nothing() -> None:
+    world = rolled(pools=[{"name": "long", "replicas": 3}])
+    changed(world, runtime={})
+    world.settle()
+    assert stage(world) is Stage.JUDGING
+    world.verdict = Verdict.PASS
+    for _ in range(3):
+        wait(world, 61.0)
+    assert {(e.pool, e.weight) for e in traffic(world).entries} == {("default", 100)}
+    assert {d.name for d in world.seen.deployments if d.replicas} == {
+        d.name for d in world.seen.deployments if d.pool == "default"
+    }
+
+
 def test_a_candidate_that_crashes_is_given_up() -> None:
     world = rolled()
     changed(world)

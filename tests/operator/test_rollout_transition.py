@@ -20,6 +20,7 @@ STEPS = (Step(5, 600.0, 3600.0, replicas=1), Step(25, 1800.0, 7200.0), Step(100,
 POLICY = Policy(STEPS, shadow=Step(1, 60.0, 1800.0))
 BARE = Policy(STEPS)
 START = State("a", generation=7)
+PROMOTE_AND_ABORT = (OrderAction.PROMOTE, OrderAction.ABORT)
 
 
 def judged(state: State, verdict: Verdict) -> Judgement:
@@ -169,6 +170,72 @@ def test_a_rejected_revision_comes_back_by_order_or_after_the_spec_left_it() -> 
     world.asked = Asked("b", POLICY)
     world.settle()
     assert world.state.phase is Phase.SHADOW
+
+
+def test_an_order_that_was_given_an_id_is_never_followed_again_though_another_one_came_between() -> None:
+    """As when Git, which still has the order to promote, is applied over a person's order to abort."""
+    promote, abort = (Order(action.value, "b", action, "ann", "I looked") for action in PROMOTE_AND_ABORT)
+    world = World(asked=replace(Asked("b", BARE), order=promote))
+    world.until(Phase.FINISHING)
+    world.asked = replace(world.asked, order=abort)
+    world.settle()
+    assert (world.state.traffic, world.state.rejected) == ({"a": 100}, "b")
+    world.asked = replace(world.asked, order=promote)
+    world.settle(90_000.0)
+    assert (world.state.traffic, world.state.rejected) == ({"a": 100}, "b")
+    world.asked = replace(world.asked, order=replace(promote, id="another"))
+    world.settle()
+    assert world.state.traffic == {"b": 100}
+
+
+def test_an_order_without_an_id_counts_again_when_another_one_was_followed() -> None:
+    promote, abort = (Order(f"{action}/b", "b", action, "ann", "I looked", named=False) for action in PROMOTE_AND_ABORT)
+    world = World(asked=replace(Asked("b", BARE), order=promote))
+    for order, traffic in ((promote, {"b": 100}), (abort, {"a": 100}), (promote, {"b": 100})):
+        world.asked = replace(world.asked, order=order)
+        world.settle()
+        assert world.state.traffic == traffic
+
+
+def test_of_orders_that_were_followed_the_state_remembers_a_bounded_number() -> None:
+    state = START
+    for number in range(100):
+        state = state.following(Order(f"id-{number}", "b", OrderAction.SKIP, "ann", "I looked"))
+    assert State.from_json(state.to_json()) == state
+    assert len(state.to_json()) < 1000
+
+
+@pytest.mark.parametrize("phase", [Phase.SHADOW, Phase.JUDGING, Phase.FINISHING])
+def test_a_clock_that_goes_back_by_a_day_costs_no_day(phase: Phase) -> None:
+    """Of the node of the operator, or of another leader: what counts from then on is what comes then."""
+    world = World()
+    world.until(phase)
+    before = world.state
+    world.now -= 86_400.0
+    world.settle()
+    assert world.state.since == world.now
+    assert (world.state.phase, world.state.traffic, world.state.generation) == (
+        phase,
+        before.traffic,
+        before.generation,
+    )
+    assert "the clock went back by 86" in world.records[-1].message
+    world.settle()
+    assert world.state.since == world.now, "said once"
+    if phase is not Phase.FINISHING:
+        world.verdict = Verdict.FAIL
+        world.settle()
+        assert world.state.traffic == {"a": 100}
+    else:
+        world.settle(700.0)
+        assert world.state.base == "b"
+
+
+def test_two_leaders_clocks_may_differ_a_little() -> None:
+    world = World()
+    world.until(Phase.JUDGING)
+    world.now -= 20.0
+    assert not world.edge()
 
 
 def test_shapes_meet_the_candidate_in_order_and_keep_their_weights_over_a_restart() -> None:

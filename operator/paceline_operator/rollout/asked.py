@@ -19,6 +19,8 @@ class Order:
     Attributes:
         id: of this order; another one has another.
         who, why: are recorded.
+        named: whether a person gave it the id, which then never counts again. Else it is made of the words, and counts
+            again when another order has been followed.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Order:
     action: OrderAction
     who: str
     why: str
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True)

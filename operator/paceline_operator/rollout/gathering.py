@@ -8,7 +8,8 @@ routers fold what is old; that loses the rest of one slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,11 @@ MOST_WINDOWS = 240
 """Of a place; more are joined two by two, so that the evidence of days is as many numbers as that of an hour."""
 
 MINOR_SHARE = 0.05
-"""Of a step's requests, below which a place is not asked for a verdict: it would take days to give one."""
+"""Of a step's requests, which the smallest places together have less than: those are not waited for, since it would
+take days. What is worse there for sure counts all the same."""
+
+ANY_POOL = "any"
+"""Stands for all pools where the revisions do not have the same ones."""
 
 Row = Mapping[str, Any]
 Page = Mapping[str, Any]
@@ -79,12 +84,13 @@ def hear(heard: Heard, pages: Mapping[str, Page | None], service: str, base: str
     elif silent and not trouble:
         trouble = f"no numbers of {len(silent)} of {len(pages)} routers, among them {min(silent)}"
     windows = dict(heard.windows)
-    for place in windows.keys() - found.keys() if silent else ():
-        # A place of which nobody spoke had no request; one that a silent router may have seen is not known.
+    for place in windows.keys() - found.keys() if trouble else ():
+        # A place of which nobody spoke had no request; one of which somebody could not speak is not known.
         found[place] = Window(windows[place][-1].end, now, Seen(), Seen())
     for place, one in found.items():
         windows[place] = bounded((*windows.get(place, ()), one))
-    if now - heard.anchor >= ANCHOR_SECONDS:
+    if not 0.0 <= now - heard.anchor < ANCHOR_SECONDS:
+        # Of a moment that is still to come, as after the clock went back, nobody could say anything for long.
         return replace(heard, anchor=now, said={}, windows=windows, trouble=trouble)
     return replace(heard, said={name: said[name] for name in pages if name in said}, windows=windows, trouble=trouble)
 
@@ -98,6 +104,9 @@ def _grown(page: Page, before: Page | None, service: str, anchor: float) -> Page
         if before is None:
             return page if float(part["from"]) <= anchor + LATE_SECONDS else None
         old = before["services"].get(service, {"rows": []})
+        if float(old.get("from", math.inf)) <= anchor + LATE_SECONDS < float(part["from"]):
+            # It began anew, and may have counted more since than it had before.
+            return None
         rows = _rows(part["rows"])
         earlier = _rows(old["rows"])
         if any(_shrank(rows.get(key), one) for key, one in earlier.items()):
@@ -150,10 +159,21 @@ def bounded(windows: tuple[Window, ...]) -> tuple[Window, ...]:
 
 
 def halved(windows: tuple[Window, ...]) -> tuple[Window, ...]:
-    """The same evidence in half as many windows, each of them two."""
-    pairs = zip(windows[::2], windows[1::2], strict=False)
-    joined = tuple(_joined(first, second) for first, second in pairs)
-    return (*joined, windows[-1]) if len(windows) % 2 else joined
+    """The same evidence in half as many windows, each of them two that lack the same: what was not measured is no
+    larger a part than before, and takes nothing along.
+    """
+    alike: dict[Hashable, list[Window]] = {}
+    for one in windows:
+        alike.setdefault((_measured(one.base), _measured(one.candidate)), []).append(one)
+    found: list[Window] = []
+    for kind in alike.values():
+        found += [_joined(first, second) for first, second in zip(kind[::2], kind[1::2], strict=False)]
+        found += kind[-1:] if len(kind) % 2 else []
+    return tuple(sorted(found, key=lambda one: one.start))
+
+
+def _measured(seen: Seen) -> Hashable:
+    return seen.ttft is None, seen.tpot is None, seen.throughput is None, frozenset(seen.shares)
 
 
 def _joined(first: Window, second: Window) -> Window:
@@ -176,11 +196,29 @@ def _both(one: Seen, other: Seen) -> Seen:
 
 
 def major(windows: Mapping[str, Sequence[Window]]) -> tuple[dict[str, Sequence[Window]], tuple[str, ...]]:
-    """The places that are judged, and those left out since they have few of the requests."""
+    """The places that a verdict waits for, and the smallest ones, which together have few of the requests."""
     counts = {place: sum(_requests(one) for one in found) for place, found in windows.items()}
-    total = sum(counts.values())
-    kept = {place: found for place, found in windows.items() if counts[place] >= MINOR_SHARE * total}
-    return kept, tuple(sorted(windows.keys() - kept.keys()))
+    left, minor = MINOR_SHARE * sum(counts.values()), set[str]()
+    for place in sorted(counts, key=lambda place: (counts[place], place)):
+        left -= counts[place]
+        if left <= 0.0:
+            break
+        minor.add(place)
+    return {place: found for place, found in windows.items() if place not in minor}, tuple(sorted(minor))
+
+
+def over_pools(page: Page | None, service: str) -> Page | None:
+    """A router's page with the rows of all pools as those of one: a request that one revision serves in a pool that the
+    other does not have is held against that one's in whichever pool it goes to.
+    """
+    try:
+        if page is None or service not in page["services"]:
+            return page
+        part = page["services"][service]
+        rows = [{**row, "pool": ANY_POOL} for row in part["rows"]]
+        return {**page, "services": {**page["services"], service: {**part, "rows": rows}}}
+    except (KeyError, TypeError):
+        return None
 
 
 def _requests(one: Window) -> float:

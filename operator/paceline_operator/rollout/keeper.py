@@ -26,7 +26,7 @@ from paceline_shadow_traffic.verdict import Remark
 from .asked import Foreseen, Judgement
 from .comparing import Compared, compare
 from .foreseeing import HISTORY_SECONDS, WHOLE, foresee, in_short, past_of, too_short
-from .gathering import ANCHOR_SECONDS, Heard, hear
+from .gathering import ANCHOR_SECONDS, Heard, hear, over_pools
 from .judging import judgement, judgement_of_answers, not_begun
 from .kept import KEEP_SECONDS, Evidences, Kept, pack, unpack
 from .outputs import canaried
@@ -35,6 +35,7 @@ from .replicas import Counted, count, wanted
 from .rules import Rules
 from .staging import Stand, stand_of
 from .state import SHADOW_STEP, Phase, State
+from .transition import SKEW_SECONDS as SKEW
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class _Due:
         judged: both revisions have requests, or the candidate copies of them.
         pods: of the pools that change, by name: ready ones of base and candidate.
         queries: users' own gates, about these two revisions.
+        common: names of pools that both revisions have.
+        same_pools: they have no others.
     """
 
     uid: str
@@ -72,6 +75,12 @@ class _Due:
     judged: bool
     pods: Mapping[str, tuple[Sequence[JsonObject], Sequence[JsonObject]]]
     queries: tuple[QueryGate, ...] = ()
+    common: frozenset[str] = frozenset()
+    same_pools: bool = True
+
+    def pages(self, answers: Mapping[str, Page | None], service: str) -> dict[str, Page | None]:
+        """Routers' pages, in which what is compared has one place."""
+        return {one: page if self.same_pools else over_pools(page, service) for one, page in answers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +245,9 @@ class RolloutKeeper:
             return None
         rules, names = seen.desired.rules, _names(key, seen.observed.name, stand)
         queries = tuple(gate.about(names) for gate in rules.queries)
-        return _Due(seen.observed.uid, state, rules, judged, _pods_of(seen, stand), queries)
+        old, new = ({pool.name for pool in pools} for pools in (stand.base.pools, stand.candidate))
+        pods, common = _pods_of(seen, stand), frozenset(old & new)
+        return _Due(seen.observed.uid, state, rules, judged, pods, queries, common, old == new)
 
     async def _apart(self, key: Key, due: _Due) -> None:
         """One service: a fault there must not stop the others, nor go unnoticed."""
@@ -258,7 +269,8 @@ class RolloutKeeper:
         known = self._foreseen.get(key)
         if known is None or known.about != about:
             name, since = "/".join(key), self._clock() - HISTORY_SECONDS
-            pages = await self._answers(f"{SAMPLES_PATH}?since={since:.3f}&service={quote(name, safe='')}")
+            answers = await self._answers(f"{SAMPLES_PATH}?since={since:.3f}&service={quote(name, safe='')}")
+            pages = due.pages(answers, name)
             past = past_of(list(pages.values()), name, state.base, state.candidate)
             if past is None:
                 return  # asked again at the next look
@@ -275,7 +287,8 @@ class RolloutKeeper:
         name, now, state = "/".join(key), self._clock(), due.state
         about = (due.uid, state.candidate, state.generation)
         watched = self._watched.get(key)
-        if watched is None or watched.about != about:
+        if watched is None or watched.about != about or max(watched.heard.since, watched.compared.since) > now + SKEW:
+            # Another step, or the clock went back: what is to come would be from before its evidence.
             watched = self._watched[key] = await self._begin(key, about, state)
         watched.queries = () if state.shadows else due.queries
         if state.shadows:
@@ -286,10 +299,13 @@ class RolloutKeeper:
             said = foreseen.beside(said)
         before, watched.judgement = watched.judgement, said
         known = None if before is None else (before.verdict, before.step)
-        if known != (watched.judgement.verdict, watched.judgement.step) or now - watched.told >= RETELL_SECONDS:
+        if (
+            known != (watched.judgement.verdict, watched.judgement.step)
+            or not 0.0 <= now - watched.told < RETELL_SECONDS
+        ):
             watched.told = now
             self._changed(key)
-        if self._evidences is not None and not state.shadows and now - watched.kept >= KEEP_SECONDS:
+        if self._evidences is not None and not state.shadows and not 0.0 <= now - watched.kept < KEEP_SECONDS:
             watched.kept = now
             self._keeps.add(key)
             kept = Kept(about, self._clock(), watched.heard, watched.counted)
@@ -304,19 +320,21 @@ class RolloutKeeper:
             self._keeps.add(key)
             return _Watched(about, kept.heard, compared, kept.counted, kept.at)
         now = self._clock()
-        begin = state.since if 0.0 <= now - state.since < ANCHOR_SECONDS else now
+        # A step that another leader began may seem to begin in a moment: what counts is not from before it.
+        begin = state.since if -SKEW <= now - state.since < ANCHOR_SECONDS else now
         return _Watched(about, Heard(begin, begin), compared, Counted(begin), now)
 
     async def _of_samples(self, watched: _Watched, key: Key, due: _Due) -> Judgement:
         """What both revisions did with their requests, by every router, and by their replicas where a gate asks."""
         state, rules, name = due.state, due.rules, "/".join(key)
         path = f"{SAMPLES_PATH}?since={watched.heard.anchor:.3f}&service={quote(name, safe='')}"
-        pages, said = await asyncio.gather(self._answers(path), self._counters(due))
+        answers, said = await asyncio.gather(self._answers(path), self._counters(due))
         now = self._clock()
-        watched.heard = hear(watched.heard, pages, name, state.base, state.candidate, now)
+        watched.heard = hear(watched.heard, due.pages(answers, name), name, state.base, state.candidate, now)
         watched.counted = count(watched.counted, said, now)
         remarks = self._remarks(key, watched, due)
-        return judgement(rules, state, watched.heard, now, watched.counted, tuple(due.pods), remarks)
+        pools = tuple(pool for pool in due.pods if pool in due.common)
+        return judgement(rules, state, watched.heard, now, watched.counted, pools, remarks)
 
     def _remarks(self, key: Key, watched: _Watched, due: _Due) -> tuple[tuple[str, Remark], ...]:
         """What others than routers and replicas' counters have to say, by place."""
@@ -333,13 +351,14 @@ class RolloutKeeper:
         """What the replicas of each pool that changes have counted; nothing where no gate is about that."""
         if not due.rules.replica_gates:
             return {}
-        asked = await self._replicas.ask(pod for sides in due.pods.values() for side in sides for pod in side)
+        pods = {pool: sides for pool, sides in due.pods.items() if pool in due.common}
+        asked = await self._replicas.ask(pod for sides in pods.values() for side in sides for pod in side)
         said = {uid: values for uid, (_, values) in asked.items()}
 
         def of(pods: Sequence[JsonObject]) -> Counters:
             return {uid: said[uid] for pod in pods if (uid := str(pod["metadata"]["uid"])) in said}
 
-        return {pool: (of(base), of(candidate)) for pool, (base, candidate) in due.pods.items()}
+        return {pool: (of(base), of(candidate)) for pool, (base, candidate) in pods.items()}
 
     async def _of_answers(self, watched: _Watched, name: str, state: State, rules: Rules) -> Judgement:
         """What both revisions answered to the same requests, by the recorder. It keeps what it knows across restarts

@@ -83,11 +83,12 @@ def pack(kept: Kept) -> bytes:
             "pools": pools,
         }
         raw = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
-        longest = max((len(found) for found in (*places.values(), *pools.values())), default=0)
-        if len(raw) <= MOST_BYTES or longest < 2:
+        if len(raw) <= MOST_BYTES:
             return raw
-        heard = replace(heard, windows={place: halved(found) for place, found in heard.windows.items()})
-        counted = replace(counted, windows={pool: halved(found) for pool, found in counted.windows.items()})
+        fewer = [{place: halved(found) for place, found in of.windows.items()} for of in (heard, counted)]
+        if fewer == [heard.windows, counted.windows]:
+            return raw
+        heard, counted = replace(heard, windows=fewer[0]), replace(counted, windows=fewer[1])
 
 
 def unpack(raw: bytes, about: About, now: float) -> Kept | None:

@@ -117,6 +117,8 @@ def count(counted: Counted, said: Mapping[str, tuple[Said, Said]], now: float) -
     troubles = []
     for pool, (base, candidate) in said.items():
         before = counted.open.get(pool, Open(now))
+        if before.begin > now:  # the clock went back
+            before = Open(now)
         old, wrong = _grown(base, counted.last, last)
         new, also_wrong = _grown(candidate, counted.last, last)
         trouble = wrong or also_wrong

@@ -193,4 +193,6 @@ def _order(spec: RolloutSpec) -> Order | None:
     if order is None or order.action is OrderAction.PIN:
         return None
     name = order.id or f"{order.action}/{order.revision}"
-    return Order(name, order.revision, order.action, order.by or SPEC, order.why or "no reason is given")
+    return Order(
+        name, order.revision, order.action, order.by or SPEC, order.why or "no reason is given", bool(order.id)
+    )

@@ -147,7 +147,7 @@ def asks_room(stand: Stand | None, desired: Desired) -> bool:
     if stand is None or stand.state.candidate or desired.suspended or stand.total <= 0:
         return False
     state, order = stand.state, _asked(stand, desired).order
-    ordered = order is not None and order.revision == state.rejected and order.id != state.handled
+    ordered = order is not None and order.revision == state.rejected and not state.followed(order)
     return desired.revision != state.base and (desired.revision != state.rejected or ordered)
 
 
@@ -240,7 +240,18 @@ def seen_of(observed: Observed, stand: Stand, now: float, limits: Limits) -> See
 
 
 def _ready_of_base(observed: Observed, stand: Stand) -> int:
-    return sum(observed.ready(pool.hash) for pool in stand.base.pools)
+    """Its ready replicas as one number, held against those that change hands: enough only where each of its own pools
+    has enough, none only where it has none at all.
+    """
+    needed, shared = stand.state.replicas(stand.total).base, {pool.hash for pool in stand.candidate}
+    short, found = False, 0
+    for pool in stand.base.pools:
+        ready = observed.ready(pool.hash)
+        found += ready
+        short |= pool.hash not in shared and ready < stand.state.replicas(stand.counts[pool.name]).base
+    if not found:
+        return 0
+    return max(1, min(found, needed - 1)) if short else max(found, needed)
 
 
 def _ready_of_candidate(observed: Observed, stand: Stand) -> int:

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .asked import Step
+from .asked import Order, Step
 from .capacity import Capacity, Split, Way, split
 from .exposure import Dealt, exposure
 
 SHADOW_STEP = -1
+
+MOST_ORDERS = 16
+"""That are remembered; the state is a part of an annotation."""
+
 _ONE_REPLICA = Step(1, 0.0, 0.0, replicas=1)
 
 
@@ -55,6 +59,8 @@ class State:
         steps, way, shapes: of this rollout, fixed when it began, so that a weight always means the same.
         rejected: a revision that was rolled back, and is not begun again by itself while the spec asks for it.
         handled: id of the last order that was followed.
+        earlier: ids that were given to orders that were followed, newest last: one that comes back, as when Git is
+            taken back or applied over another order, is not followed again.
         reason, message: why it is where it is.
         by: who gave the order that brought it there; empty where it came there by itself.
     """
@@ -75,6 +81,21 @@ class State:
     reason: str = "AsAsked"
     message: str = ""
     by: str = ""
+    earlier: tuple[str, ...] = ()
+
+    def followed(self, order: Order) -> bool:
+        """Whether this order was followed already."""
+        return order.id == self.handled or (order.named and order.id in self.earlier)
+
+    def following(self, order: Order) -> State:
+        """With this order followed."""
+        rest = tuple(one for one in self.earlier if one != order.id)
+        earlier = (*rest, order.id)[-MOST_ORDERS:] if order.named else rest
+        return replace(self, handled=order.id, earlier=earlier)
+
+    def serving(self, base: str) -> State:
+        """All traffic at `base`, and nothing under way; orders that were followed stay so."""
+        return State(base, generation=self.generation, handled=self.handled, earlier=self.earlier)
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -124,8 +145,9 @@ class State:
     def to_value(self) -> dict[str, Any]:
         """As a part of the annotation `paceline.io/rollout`."""
         value = asdict(self)
-        if not self.by:
-            del value["by"]  # a release before this one knows of no such field
+        for name in ("by", "earlier"):
+            if not value[name]:
+                del value[name]  # a release before this one knows of no such field
         return value
 
     @classmethod
@@ -153,7 +175,8 @@ class State:
             steps = tuple(Step(**step) for step in value.pop("steps"))
             shapes = tuple((str(name), float(share)) for name, share in value.pop("shapes"))
             phase, way = Phase(value.pop("phase")), Way(value.pop("way"))
-            return cls(**value, steps=steps, shapes=shapes, phase=phase, way=way)
+            earlier = tuple(str(one) for one in value.pop("earlier", ()))
+            return cls(**value, steps=steps, shapes=shapes, phase=phase, way=way, earlier=earlier)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of a rollout: {error}") from None
 

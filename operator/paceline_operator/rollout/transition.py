@@ -24,6 +24,9 @@ from .state import SHADOW_STEP, Phase, State, at, with_weight
 
 ITSELF = "paceline"
 
+SKEW_SECONDS = 30.0
+"""By which two leaders' clocks may differ, and nothing is made of it."""
+
 JUDGED = frozenset({Phase.SHADOW, Phase.MOVING, Phase.JUDGING, Phase.PREPARING, Phase.FINISHING})
 """Phases in which a verdict that fails sends the traffic back."""
 
@@ -83,6 +86,8 @@ def transition(state: State, asked: Asked, seen: Seen, now: float) -> Next:
 def _next(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, str]:
     if state.phase in (Phase.IDLE, Phase.BLOCKED):
         return _begin(state, asked, seen, now)
+    if state.since > now + SKEW_SECONDS:
+        return _counted_anew(state, now), ITSELF
     if state.phase is Phase.ROLLING_BACK:
         return _roll_back(state, asked, seen, now)
     if (stopped := _stopped(state, asked, seen, now)) is not None:
@@ -100,13 +105,13 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
             return state, ITSELF
         return replace(state, phase=Phase.IDLE, rejected="", reason="AsAsked", message=""), ITSELF
     if order is not None and order.action is OrderAction.ABORT:
-        aborted = replace(state, phase=Phase.IDLE, rejected=asked.revision, handled=order.id)
+        aborted = replace(state.following(order), phase=Phase.IDLE, rejected=asked.revision)
         return replace(aborted, reason="Aborted", message=_said(order)), order.who
     if asked.revision == state.rejected and order is None:
         # A rollback of a rollback is a person's decision.
         return state, ITSELF
     if seen.total <= 0:
-        taken = replace(State(asked.revision), generation=state.generation + 1, handled=state.handled)
+        taken = replace(state.serving(asked.revision), generation=state.generation + 1)
         return at(taken, Phase.IDLE, now, "TakenAtZero", "the service is at zero; its next start uses it"), ITSELF
     capacity = fit(asked.policy, seen.total, seen.free, seen.pools)
     if order is not None and capacity.way is Way.NOT_KNOWN:
@@ -134,6 +139,14 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
     if order is not None:
         begun, words = _ordered(begun, order), f"{_said(order)}; {words}"
     return at(begun, Phase.PREPARING, now, "Begun", words), _who(order)
+
+
+def _counted_anew(state: State, now: float) -> State:
+    """The phase of a rollout that seems to begin only in a while: a clock went back. To wait until it is there again
+    would be to take no verdict for as long.
+    """
+    words = f"the clock went back by {state.since - now:.0f} s: the time of this phase counts anew"
+    return replace(at(state, state.phase, now, state.reason, words), begun=min(state.begun, now))
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -215,7 +228,7 @@ def _onward(state: State, now: float, reason: str, message: str) -> State:
 
 
 def _finished(state: State, now: float) -> State:
-    done = replace(State(state.candidate), generation=state.generation, handled=state.handled)
+    done = state.serving(state.candidate)
     return at(done, Phase.IDLE, now, "Finished", f"{state.candidate} serves; {state.base} is let go")
 
 
@@ -232,7 +245,7 @@ def _stopped(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State,
         return _back(state, seen, now, reason, f"the spec asks for {asked.revision} now"), ITSELF
     order = _order(state, asked, state.candidate)
     if order is not None and order.action is OrderAction.ABORT:
-        return _back(replace(state, handled=order.id), seen, now, "Aborted", _said(order)), order.who
+        return _back(state.following(order), seen, now, "Aborted", _said(order)), order.who
     if seen.broken is not None:
         return _back(state, seen, now, "CandidateBroken", seen.broken), ITSELF
     if seen.total > 0 and state.weight and not seen.ready.get(state.candidate, 0):
@@ -244,7 +257,7 @@ def _stopped(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State,
         if asked.policy.on_breach is OnBreach.ROLLBACK:
             return _back(state, seen, now, "GateWorse", message), ITSELF
     if order is not None and state.phase is Phase.FINISHING:
-        return _finished(replace(state, handled=order.id), now), order.who
+        return _finished(state.following(order), now), order.who
     if order is not None:
         went = _ordered(state, order)
         return at(went, Phase.PREPARING, now, order.action, _said(order)), order.who
@@ -272,12 +285,7 @@ def _roll_back(state: State, asked: Asked, seen: Seen, now: float) -> tuple[Stat
         return state, ITSELF
     # A revision that the spec has left may be asked for again; one that it still asks for was found wanting.
     rejected = state.candidate if asked.revision == state.candidate else ""
-    done = replace(
-        State(state.base),
-        generation=state.generation,
-        handled=order.id if order is not None else state.handled,
-        rejected=rejected,
-    )
+    done = replace((state if order is None else state.following(order)).serving(state.base), rejected=rejected)
     return at(done, Phase.IDLE, now, "RolledBack" if rejected else state.reason, state.message), ITSELF
 
 
@@ -286,7 +294,7 @@ def _roll_back(state: State, asked: Asked, seen: Seen, now: float) -> tuple[Stat
 
 def _order(state: State, asked: Asked, revision: str) -> Order | None:
     order = asked.order
-    return order if order is not None and order.id != state.handled and order.revision == revision else None
+    return order if order is not None and not state.followed(order) and order.revision == revision else None
 
 
 def _ordered(state: State, order: Order) -> State:
@@ -296,7 +304,7 @@ def _ordered(state: State, order: Order) -> State:
     last = len(state.steps) - 1
     waits = state.phase in (Phase.IDLE, Phase.BLOCKED, Phase.PREPARING)
     step = last if order.action is OrderAction.PROMOTE else state.step if waits else min(state.step + 1, last)
-    return replace(state, step=step, handled=order.id)
+    return replace(state.following(order), step=step)
 
 
 def _said(order: Order) -> str:
