@@ -405,10 +405,11 @@ SPEC_RULES = (
     ),
     rule(
         "!has(self.scaling) || !has(self.scaling.scaleToZero) || !has(self.scaling.scaleToZero.after) || "
-        "!has(self.pools) || self.pools.size() == 0",
-        "requests for a pool at zero go to the other pools and would never wake it: leave scaling.scaleToZero.after "
-        "out, or the pools",
-        field_path=".scaling",
+        "!has(self.pools) || self.pools.all(p, !has(p.scaling) || ((!has(p.scaling.mode) || p.scaling.mode == "
+        "'Automatic') && has(p.scaling.maxReplicas) && (!has(p.scaling.minReplicas) || p.scaling.minReplicas == 1)))",
+        "a service goes to zero as a whole: let every pool follow load down to one replica (maxReplicas, and "
+        "minReplicas 1 or left out), or leave scaling.scaleToZero.after out",
+        field_path=".pools",
     ),
     rule(
         "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'External' || "

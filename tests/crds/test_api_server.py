@@ -285,10 +285,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "write minReplicas: 1",
     ),
     (
-        "zero with pools",
-        {"scaling": {"maxReplicas": 4, "scaleToZero": {"after": "10m"}}, "pools": [{"name": "long"}]},
-        "spec.scaling",
-        "or the pools",
+        "zero beside a pool that keeps its replicas",
+        {
+            "scaling": {"maxReplicas": 4, "scaleToZero": {"after": "10m"}},
+            "pools": [{"name": "long", "scaling": {"mode": "Fixed"}}],
+        },
+        "spec.pools",
+        "let every pool follow load down to one replica",
     ),
     (
         "a zone that is not there",
@@ -589,6 +592,10 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "scaling.mode, external": {"scaling": {"mode": "External"}},
     "scaling.scaleToZero": {"scaling": {"scaleToZero": {"holdRequestsFor": "60s"}}},
     "scaling.scaleToZero.after": {"scaling": {"maxReplicas": 1, "scaleToZero": {"after": "10m"}}},
+    "scaling.scaleToZero.after, several pools": {
+        "scaling": {"maxReplicas": 4, "scaleToZero": {"after": "10m"}},
+        "pools": [{"name": "long"}, {"name": "short", "scaling": {"maxReplicas": 2}}],
+    },
     "tenancy.identity": {"tenancy": {"identity": {"from": "APIKey", "secretName": "chat-keys"}}},
     "tenancy.identity, header": {"tenancy": {"identity": {"from": "TrustedHeader", "header": "x-team"}}},
     "tenancy.default": {
