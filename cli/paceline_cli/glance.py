@@ -158,9 +158,19 @@ def rollout_words(rollout: Mapping[str, Any]) -> str:
 
 
 def one_service(
-    obj: JsonObject, events: list[dict[str, Any]], why_none: str, now: float, width: int | None
+    obj: JsonObject,
+    events: list[dict[str, Any]],
+    why_none: str,
+    now: float,
+    width: int | None,
+    verdict: str | None = None,
 ) -> Iterator[str]:
-    """All that is known of one service, line by line. `why_none` says why there are no events."""
+    """All that is known of one service, line by line.
+
+    Args:
+        why_none: why there are no events.
+        verdict: what its rollout's gates say now, with why; None where nothing is rolled out.
+    """
 
     def sentence(text: str, by: int = 4) -> str:
         return " " * by + text if width is None else folded(text, width, by)
@@ -186,6 +196,8 @@ def one_service(
     if rollout := found.get("rollout"):
         yield f"\nRollout, since {age(seconds_of(rollout.get('since')), now)}:"
         yield sentence(rollout_words(rollout), 2)
+        if verdict:
+            yield sentence(f"its verdict: {verdict}", 2)
         if rollout.get("waitingPools"):
             yield sentence(f"then, by a rollout of their own (lastPools): {', '.join(rollout['waitingPools'])}", 2)
         if rollout.get("prospect"):

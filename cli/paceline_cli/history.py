@@ -78,7 +78,7 @@ def history(
 
 def shown(kept: Sequence[Kept], obj: JsonObject, now: float, width: int = WIDTH) -> str:
     """A line for each revision, and under it what needs more than a column, folded into `width`."""
-    rows = [["REVISION", "STATE", "CREATED", "TOOK OVER"]]
+    rows = [["REVISION", "STATE", "CREATED", "TRAFFIC MOVED"]]
     for one in kept:
         served = "never"
         if one.traffic is not None:
@@ -107,7 +107,8 @@ def details(kept: Sequence[Kept], at: int) -> list[tuple[str, str]]:
         for pool, baseline in sorted(one.baselines.items())
     ] or [("baseline", f"{WORDS_NOT_KNOWN} ({no_baseline(one)})")]
     said.append(("verdict", verdict_words(one)))
-    said += [("", _event_words(event)) for event in one.timeline[-SHOWN_EVENTS:]]
+    shown_events = one.timeline[-SHOWN_EVENTS:]
+    said += [("" if at else "decided", _event_words(event)) for at, event in enumerate(shown_events)]
     return said
 
 
@@ -186,7 +187,7 @@ def _as_json(kept: Sequence[Kept], at: int, obj: JsonObject) -> dict[str, Any]:
         "revision": one.name,
         "state": states(one, obj),
         "created": one.created,
-        "tookOver": None if one.traffic is None else stamp_of(one.traffic.moved_at),
+        "trafficMoved": None if one.traffic is None else stamp_of(one.traffic.moved_at),
         "generation": None if one.traffic is None else one.traffic.generation,
         "by": one.by or None,
         "why": one.why or None,

@@ -31,7 +31,7 @@ class Kept:
 
     Attributes:
         parsed: None where this release cannot read it.
-        traffic: the record of when it last became the one that serves; None where it never did.
+        traffic: the record of when the traffic last moved while it was the one that serves; None where it never was.
         start_ups: (fastest, slowest) seconds that replicas took to get ready, by pool, as far as measured.
         baselines: what routers measured of its requests while it served, by pool.
         verdict: of the last step of its rollout, as in its status; empty where it was never judged.
@@ -109,13 +109,16 @@ def _why(annotations: Mapping[str, str]) -> str:
 
 
 def states(kept: Kept, service: JsonObject) -> list[str]:
-    """What a revision is at this moment: serving, asked for, pinned; else only kept."""
+    """What a revision is at this moment: serving, asked for, taking over by steps, rejected, pinned; else only kept."""
     order = order_of(service) or {}
+    rollout = status_of(service).get("rollout") or {}
     found = []
     if kept.name == serving(service):
         found.append("serving")
     if kept.name == status_of(service).get("updatedRevision") and "serving" not in found:
         found.append("asked for")
+    if kept.name == rollout.get("revision") and rollout.get("phase") not in (None, "Blocked"):
+        found.append("rejected" if rollout["phase"] in ("Idle", "RollingBack") else "taking over")
     if kept.name == order.get("revision"):
         found.append("pinned")
     return found or ["kept"]

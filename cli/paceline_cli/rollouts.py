@@ -170,12 +170,31 @@ def _pause(name: str, paused: bool, where: Where, output: Output) -> None:
         obj = await service(client, chosen, name)
         _must_be_staged(obj)
         await orders.pause(client, obj, paused)
-        words = "paused: it stays at its step" if paused else "goes on"
-        done = {"service": name_of(obj), "paused": paused}
+        done = {"service": name_of(obj), "paused": paused, "revision": _under_way(obj)}
+        words = pause_words(obj, paused)
         typer.echo(json.dumps(done, indent=2) if output is Output.JSON else f"{name_of(obj)}: {words}")
         return GOOD
 
     run(work, where)
+
+
+def _under_way(obj: JsonObject) -> str | None:
+    """The revision that gets copies or traffic by steps, or gets ready for them."""
+    rollout = status_of(obj).get("rollout") or {}
+    return rollout.get("revision") if rollout.get("phase") not in (None, "Idle", "Blocked") else None
+
+
+def pause_words(obj: JsonObject, paused: bool) -> str:
+    """What a pause, or its end, does to a service as it was before."""
+    under_way = _under_way(obj)
+    if not paused and not rollout_of(obj).get("paused"):
+        return "it was not paused"
+    if not paused:
+        return f"{under_way} goes on" if under_way else "a new revision begins by itself again"
+    until = f"until `paceline resume {obj['metadata']['name']}`"
+    if under_way:
+        return f"paused: {under_way} stays at its step {until}"
+    return f"paused: nothing is rolled out now, and no new revision begins {until}"
 
 
 def target_of(obj: JsonObject, action: OrderAction, revision: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline_crds.conditions import ConditionStatus, ConditionType
 from paceline_crds.rollout import OrderAction
-from paceline_kube import INFERENCESERVICES, JsonObject, KubeClient, NotFound
+from paceline_kube import INFERENCESERVICES, Forbidden, JsonObject, KubeClient, NotFound
 
 from .connection import Stop, words_of
 
@@ -16,7 +16,7 @@ async def service(client: KubeClient, namespace: str, name: str) -> JsonObject:
     """One service.
 
     Raises:
-        Stop: there is none of this name; the words name those that are there.
+        Stop: there is none of this name; the words name those that are there, or the namespace that has it.
     """
     try:
         return await client.get(INFERENCESERVICES, name, namespace)
@@ -24,8 +24,21 @@ async def service(client: KubeClient, namespace: str, name: str) -> JsonObject:
         if not exc.details.get("name") and exc.reason != "NotFound":
             raise Stop(words_of(exc)) from exc
         there = [obj["metadata"]["name"] for obj in (await client.list(INFERENCESERVICES, namespace)).items]
-        words = f"there are {', '.join(sorted(there)[:10])}" if there else "there is none in this namespace"
+        words = f"there are {', '.join(sorted(there)[:10])}" if there else await _elsewhere(client, name)
         raise Stop(f"no InferenceService {namespace}/{name}: {words}") from exc
+
+
+async def _elsewhere(client: KubeClient, name: str) -> str:
+    """Which namespace to write, for a name that is looked for in one without any service."""
+    words = "there is none in this namespace"
+    try:
+        found = (await client.list(INFERENCESERVICES, None)).items
+    except Forbidden:
+        return words
+    spaces = sorted(obj["metadata"]["namespace"] for obj in found if obj["metadata"]["name"] == name)
+    if spaces:
+        return f"{words}; write {' or '.join(f'-n {space}' for space in spaces[:10])}"
+    return words + ("; `paceline status -A` shows those of others" if found else ", nor in any other")
 
 
 async def services(

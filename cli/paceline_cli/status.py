@@ -34,6 +34,7 @@ from .connection import (
 from .glance import WIDTH, fleet, one_service, summary
 from .services import condition, services, status_of
 from .tables import stamp_of
+from .verdict import under_way
 from .waiting import patiently
 
 SHOWN_EVENTS = 10
@@ -117,14 +118,17 @@ def status(
         if name is not None:
             [one] = found
             events, words = await patiently(_events(client, one), "events")
+            verdict = await patiently(under_way(client, one, time.time()), "the revision")
             if output is Output.JSON:
-                return json.dumps({**summary(one), "status": status_of(one), "events": events}, indent=2), code
-            return "\n".join(one_service(one, events, words, time.time(), width)), code
+                said = {**summary(one), "verdict": verdict, "status": status_of(one), "events": events}
+                return json.dumps(said, indent=2), code
+            return "\n".join(one_service(one, events, words, time.time(), width, verdict)), code
         if output is Output.JSON:
             return json.dumps([summary(obj) for obj in found], indent=2), code
         if found:
             return fleet(found, all_namespaces, width), code
-        return "no InferenceServices" + ("" if all_namespaces else f" in namespace {chosen}"), code
+        where = "" if all_namespaces else f" in namespace {chosen} (-A shows all namespaces)"
+        return f"no InferenceServices{where}", code
 
     async def work(client: KubeClient, chosen: str) -> int:
         if watch:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline_kube import JsonObject, KubeClient
+from paceline_kube import Forbidden, JsonObject, KubeClient
 from paceline_shadow_traffic.verdict import Verdict
 
 from .connection import (
@@ -26,10 +26,14 @@ from .connection import (
 )
 from .revisions import Kept, kept_of
 from .services import behind, name_of, service, serving, status_of
-from .tables import age, indented, seconds_of
+from .tables import age, indented, seconds_of, shortened
 
 STALE_SECONDS = 180.0
 """A verdict on a step that is under way is given anew every minute; an older one says that nobody judges any more."""
+
+
+GLANCE_CHARACTERS = 400
+"""Of a verdict in `paceline status`; `paceline verdict` has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,25 @@ def verdict(
         return said.verdict.exit_code
 
     run(work, Where(namespace, kubeconfig, context))
+
+
+async def under_way(client: KubeClient, obj: JsonObject, now: float) -> str | None:
+    """What is known of the revision that a service rolls out now, in a sentence; None where there is none.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    rollout = status_of(obj).get("rollout") or {}
+    if rollout.get("phase") not in ("Shadow", "Judging"):
+        return None
+    try:
+        kept = next((one for one in await kept_of(client, obj) if one.name == rollout.get("revision")), None)
+    except Forbidden:
+        return "not known (you may not read inferencerevisions here)"
+    if kept is None:
+        return None
+    said = answer(obj, kept, now)
+    return f"{said.verdict}: {shortened(said.words, GLANCE_CHARACTERS)}"
 
 
 def choose(obj: JsonObject, kept: list[Kept], revision: str | None) -> Kept:

@@ -83,7 +83,7 @@ def test_all_that_is_recorded_of_a_revision_is_shown_in_80_columns() -> None:
         "TTFT 412ms/1.02s/2.4s, TPOT 9.42ms/12.1ms/41.6ms (P50/P90/P99), 12,034 requests in 4h until",
         "2 failed",
         "Fail against chat-a at 25 % of the requests, 2026-01-01T00:30:00Z: TTFT P99 is 34 % slower",
-        "RollingBack at 0 %, by paceline: worse",
+        "decided 2026-01-01T00:30:02Z RollingBack at 0 %, by paceline: worse",
     ):
         assert words in flat
 

@@ -127,6 +127,25 @@ def test_states() -> None:
     assert states(A, service()) == ["kept"]
 
 
+@pytest.mark.parametrize(
+    ("phase", "seen"),
+    [
+        ("Blocked", ["asked for"]),
+        ("Preparing", ["asked for", "taking over"]),
+        ("Judging", ["asked for", "taking over"]),
+        ("RollingBack", ["asked for", "rejected"]),
+        ("Idle", ["asked for", "rejected"]),
+    ],
+)
+def test_a_revision_that_is_rolled_out_by_steps_says_whether_it_takes_over_or_was_rejected(
+    phase: str, seen: list[str]
+) -> None:
+    obj = service(asked_for="chat-c")
+    obj["status"]["rollout"] = {"revision": "chat-c", "phase": phase}
+    assert states(C, obj) == seen
+    assert states(B, obj) == ["serving"]
+
+
 def test_changed_parameters_are_told_by_their_names_in_the_spec() -> None:
     found = changes(pools(), pools(runtime={"maxNumSeqs": 8}))
     assert words_of(found, 1) == "maxNumSeqs 32 → 8"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from paceline_cli.revisions import Kept
-from paceline_cli.rollouts import follows
+from paceline_cli.rollouts import follows, pause_words
 from paceline_cli.tables import stamp_of
 from paceline_cli.verdict import answer
 from paceline_crds.rollout import OrderAction
 from paceline_crds.service import InferenceService
-from paceline_kube.testing import FakeApiServer
+from paceline_kube.testing import FakeApiServer, Refusal
 from paceline_operator import children
 from paceline_operator.observed import Observed
 from paceline_operator.render import Carried, render
@@ -110,6 +110,24 @@ async def test_a_pipeline_reads_the_exit_code_and_people_the_gates(paceline: Any
     assert (unknown.exit_code, staged in unknown.stderr) == (3, True)
 
 
+async def test_the_status_of_a_service_says_why_nothing_is_known_of_its_step(
+    server: FakeApiServer, paceline: Any, staged: str
+) -> None:
+    [kept] = [obj for key, obj in server.objects.items() if key[0] == REVISIONS]
+    words = "the last look: no recorder is ready: set recorder.enabled in the chart"
+    kept["status"]["rollout"]["verdict"] |= {"verdict": "NotKnown", "message": words}
+    await server.put(REVISIONS, kept)
+    shown = (await paceline("status", "chat")).stdout
+    assert f"its verdict: NotKnown: {words}" in " ".join(shown.split())
+    assert json.loads((await paceline("status", "chat", "-o", "json")).stdout)["verdict"] == f"NotKnown: {words}"
+    server.refuse(Refusal(403, "Forbidden", "no"), path="inferencerevisions")
+    hidden = await paceline("status", "chat")
+    assert (hidden.exit_code, "you may not read inferencerevisions here" in " ".join(hidden.stdout.split())) == (
+        0,
+        True,
+    )
+
+
 @pytest.mark.parametrize("action", ["promote", "skip", "abort"])
 async def test_an_order_says_who_and_why_and_is_a_new_one_each_time(
     server: FakeApiServer, paceline: Any, staged: str, action: str
@@ -130,6 +148,34 @@ async def test_a_pause_is_one_field_and_resume_gives_it_up(server: FakeApiServer
     assert (await paceline("pause", "chat")).exit_code == 0
     [service] = [obj for key, obj in server.objects.items() if key[0] == SERVICES]
     assert service["spec"]["rollout"]["paused"] is True
+
+
+async def test_a_pause_tells_programs_what_it_holds_up(paceline: Any, staged: str) -> None:
+    assert json.loads((await paceline("pause", "chat", "-o", "json")).stdout)["revision"] == staged
+
+
+@pytest.mark.parametrize(
+    ("phase", "paused", "words"),
+    [
+        ("Judging", True, "chat-bbb stays at its step until `paceline resume chat`"),
+        ("Blocked", True, "no new revision begins until `paceline resume chat`"),
+        (None, True, "no new revision begins until `paceline resume chat`"),
+        ("Judging", False, "chat-bbb goes on"),
+        ("Blocked", False, "a new revision begins by itself again"),
+    ],
+)
+def test_a_pause_says_what_it_holds_up_and_how_it_ends(
+    stored: Any, phase: str | None, paused: bool, words: str
+) -> None:
+    obj = stored(**({"rollout": rollout(phase)} if phase else {}))
+    obj["spec"]["rollout"] = {"strategy": "Canary", "paused": not paused}
+    assert words in pause_words(obj, paused)
+
+
+def test_a_resume_of_what_was_not_paused_says_so(stored: Any) -> None:
+    obj = stored(rollout=rollout("Judging"))
+    obj["spec"]["rollout"] = {"strategy": "Canary"}
+    assert pause_words(obj, paused=False) == "it was not paused"
 
 
 @pytest.mark.parametrize("command", ["promote", "skip", "abort", "pause", "resume"])

@@ -151,10 +151,32 @@ async def test_a_name_that_is_not_there_is_told_with_those_that_are(
     assert done.stderr == "error: no InferenceService demo/chta: there are chat\n"
 
 
+async def test_a_name_that_another_namespace_has_is_told_with_what_to_write(
+    server: FakeApiServer, paceline: Any, stored: Any
+) -> None:
+    await server.put(SERVICES, stored())
+    for command in ("status", "history", "skip"):
+        done = await paceline(command, "chat", "-n", "other")
+        assert done.exit_code == 1
+        assert done.stderr == "error: no InferenceService other/chat: there is none in this namespace; write -n demo\n"
+    done = await paceline("status", "chta", "-n", "other")
+    assert "`paceline status -A` shows those of others" in done.stderr
+
+
+async def test_other_namespaces_that_may_not_be_read_do_not_hide_that_it_is_not_there(
+    server: FakeApiServer, paceline: Any, stored: Any
+) -> None:
+    await server.put(SERVICES, stored())
+    server.refuse(Refusal(403, "Forbidden", "no"), path="v1alpha1/inferenceservices")
+    done = await paceline("status", "chat", "-n", "other")
+    assert done.exit_code == 1
+    assert done.stderr == "error: no InferenceService other/chat: there is none in this namespace\n"
+
+
 async def test_no_services_is_no_fault(paceline: Any) -> None:
     done = await paceline("status")
     assert done.exit_code == 0
-    assert done.stdout == "no InferenceServices in namespace demo\n"
+    assert done.stdout == "no InferenceServices in namespace demo (-A shows all namespaces)\n"
 
 
 async def test_a_cluster_without_paceline_says_so(server: FakeApiServer, paceline: Any) -> None:
@@ -209,7 +231,7 @@ async def test_a_slow_api_server_is_waited_for_with_words(
     server.delay(lambda method: 0.5)
     done = await paceline("status")
     assert "waiting for the API server: the services" in done.stderr
-    assert done.stdout == "no InferenceServices in namespace demo\n"
+    assert done.stdout == "no InferenceServices in namespace demo (-A shows all namespaces)\n"
 
 
 @pytest.mark.parametrize("command", ["status", "drift"])
