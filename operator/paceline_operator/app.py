@@ -163,6 +163,7 @@ class Operator:
             clock=time.time,
             interval=settings.scaling_seconds,
             prometheus=self._prometheus,
+            knobs=lambda key, pool: self.tuning.knobs(key, pool),
             active=self.election.leading.is_set,
         )
         self.tuning = TuningKeeper(

@@ -344,6 +344,23 @@ def test_load_over_what_a_replica_carries_asks_for_more_once_it_is_measured() ->
     assert decision.inputs["prefill_rate"] > 0
 
 
+def test_places_that_follow_load_count_as_those_that_replicas_have_by_now() -> None:
+    observed, desired = of(settled(replicas=1))
+    seen = standing(observed, desired, "default")
+    assert seen is not None
+    found = []
+    for knobs in ({}, {"maxNumSeqs": 1}):
+        memory, heard = Memory(), dict[str, Heard]()
+        for number in range(6):
+            now = number * TICK
+            heard = hear(heard, {"a": (now, said(8.0 * number, running=4))}, 2.5 * TICK)
+            pool = Pool(heard, now, TICK)
+            decision, memory = decide(ASKED["default"], seen, pool, None, 1, (), memory, Settings(), knobs=knobs)
+        found.append(decision.replicas)
+    assert found[0] == 1
+    assert found[1] > 1
+
+
 @pytest.mark.parametrize(
     ("held", "current", "wanted", "reason"),
     [

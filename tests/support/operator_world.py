@@ -118,6 +118,7 @@ class Operator:
             clock=time.time,
             interval=told.scaling_seconds,
             tuning=tuning,
+            knobs=lambda key, pool: self.knobs.knobs(key, pool),
         )
         self.rollouts = RolloutKeeper(
             services=lambda: self._watching.caches.services.list(),

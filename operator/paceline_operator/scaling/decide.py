@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from paceline_autoscaler.capacity import Rates
 from paceline_autoscaler.observed import Observed, Settings, Signals
 from paceline_autoscaler.rates import Learnt, learn, rates_of
 from paceline_autoscaler.recommend import Decision, State, recommend
 from paceline_autoscaler.samples import Present, Sample
+from paceline_crds.tuning import Knob
 
 from .asked import Asked
 from .direct import Pool
@@ -44,6 +46,7 @@ def decide(
     memory: Memory,
     tuning: Settings,
     slow: Signals | None = None,
+    knobs: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Decision, Memory]:
     """How many replicas a pool should have.
 
@@ -53,16 +56,17 @@ def decide(
         draining: uids of these.
         tuning: how eager decisions are; the bounds are those of `asked`.
         slow: the percentiles, where a Prometheus is asked for them.
+        knobs: limits that replicas run with by now, where these follow load.
     """
     learnt = memory.learnt if memory.hash == seen.pool.hash else Learnt()
     for work in heard.works():
         learnt = learn(learnt, work)
     parameters = seen.pool.config.parameters
-    room = float(parameters.max_num_seqs)
+    room = float(knobs.get(Knob.MAX_NUM_SEQS, parameters.max_num_seqs))
     signals = heard.signals(room, held)
     if slow is not None:
         signals = replace(signals, wait_p99=slow.wait_p99, attainment=slow.attainment)
-    rates = rates_of(learnt, room, float(parameters.max_batched_tokens))
+    rates = rates_of(learnt, room, float(knobs.get(Knob.MAX_BATCHED_TOKENS, parameters.max_batched_tokens)))
     if rates is None and (current == 0 or _idle(signals)):
         rates = NO_LOAD_RATES
     fleet = fleet_of(seen, current, draining, heard.aside)

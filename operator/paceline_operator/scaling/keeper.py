@@ -94,6 +94,7 @@ class ScalingKeeper:
         interval: float = INTERVAL_SECONDS,
         tuning: Settings | None = None,
         prometheus: MetricsSource | None = None,
+        knobs: Callable[[Key, str], Mapping[str, int]] = lambda key, pool: {},
         active: Callable[[], bool] = lambda: True,
     ) -> None:
         """
@@ -108,6 +109,7 @@ class ScalingKeeper:
             interval: seconds between two looks.
             tuning: how eager decisions are.
             prometheus: asked for percentiles; None: there is none.
+            knobs: limits that a pool's replicas run with by now, where these follow load.
             active: whether this process is the one that looks.
         """
         self._services = services
@@ -118,6 +120,7 @@ class ScalingKeeper:
         self._clock = clock
         self._interval = interval
         self._tuning = Settings() if tuning is None else tuning
+        self._knobs = knobs
         self._active = active
         self._replicas = Replicas(clock)
         self._marks = Marks(client, routers, clock)
@@ -271,7 +274,8 @@ class ScalingKeeper:
         slow = None
         if self._slow is not None:
             slow = self._slow.of(_source_of(key, name), pool.objectives.promised is not None)
-        decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning, slow)
+        knobs = self._knobs(key, name)
+        decision, memory = decide(pool, where, listened, held, current, draining, memory, self._tuning, slow, knobs)
         known.memory[name] = memory
         before = known.told.get(name)
         beside = {"routers": held, "prometheus": slow}

@@ -114,10 +114,10 @@ class TuningKeeper:
         """The same of every service; nothing where another process decides."""
         return {key: self.of(key) or {} for key in list(self._known)} if self._active() else {}
 
-    def knob(self, key: Key, pool: str, knob: str) -> int | None:
-        """What was decided; None where it follows no load, or nothing was decided yet."""
+    def knobs(self, key: Key, pool: str) -> Mapping[str, int]:
+        """What was decided of one pool; nothing where no knob of it follows load, or none was decided yet."""
         told = (self.of(key) or {}).get(pool)
-        return None if told is None else told.status.knobs.get(knob)
+        return {} if told is None else told.status.knobs
 
     def touch(self, key: Key) -> None:
         """Something of a service has changed: where that is what it asks for here, it is looked at soon."""
