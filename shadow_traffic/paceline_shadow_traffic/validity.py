@@ -94,7 +94,10 @@ def _follows(text: str, schema: Mapping[str, Any], only_object: bool) -> bool | 
         )
     except (ValueError, jsonschema_rs.ReferencingError):
         return None
-    return bool(validator.is_valid(value))
+    try:
+        return bool(validator.is_valid(value))
+    except ValueError:
+        return False  # a name in it is half of a character, which no JSON can carry
 
 
 def _no_such_value(name: str) -> Any:

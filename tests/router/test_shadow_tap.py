@@ -230,6 +230,30 @@ async def test_a_copy_has_a_deadline_and_its_pair_says_so(
     assert counts_of(plane, helpers).in_flight == 0
 
 
+async def never_ending(request: Any) -> None:
+    request.begin_stream()
+    for _ in range(3):
+        request.event("SHADOW" * 100_000)
+    await request.gone.wait()
+
+
+async def test_a_candidate_that_comes_to_no_end_is_told_as_one_that_failed(
+    router: Any, peer: Any, helpers: Any
+) -> None:
+    """Else the requests at which it does so would be in no verdict."""
+    base, candidate = await peer(), await peer(never_ending)
+    kept = Kept()
+    plane = await router(table=table(helpers, base, candidate))
+    plane.plane.living[helpers.KEY].shadow.sender = kept
+    assert (await ask(plane, helpers)).status_code == 200
+    await until(lambda: bool(kept.pairs))
+    [pair] = kept.pairs
+    assert (pair.answers[1].failure, pair.answers[1].pieces) == ("answer_too_large", [])
+    counts = counts_of(plane, helpers)
+    assert (counts.outcomes["answer_too_large"], counts.in_flight, plane.plane.taps.held) == (1, 0, 0)
+    await until(lambda: candidate.received[0].gone.is_set())
+
+
 async def test_a_client_that_leaves_ends_the_copy_as_well(router: Any, peer: Any, helpers: Any) -> None:
     base, candidate = await peer(silence), await peer(silence)
     plane = await router(table=table(helpers, base, candidate))

@@ -132,6 +132,11 @@ def test_a_schema_that_is_none_judges_nothing() -> None:
     assert json_valid(Answer("{}"), replace(REPLAYED, schema={"type": "no such type"})) is None
 
 
+def test_half_a_character_as_a_name_is_no_json_whatever_the_schema() -> None:
+    """It is the candidate's fault, and no pair that could not be compared."""
+    assert json_valid(Answer('{"\\ud800": 1}'), replace(REPLAYED, schema=PERSON)) is False
+
+
 def test_a_pattern_that_would_backtrack_for_ever_does_not() -> None:
     """Checked by the result: an engine that backtracks would not end, and the test would time out."""
     schema = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}}

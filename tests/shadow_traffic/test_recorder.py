@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
+from paceline_shadow_traffic.answers import Answer
 from paceline_shadow_traffic.comparisons_page import PATH, window
 from paceline_shadow_traffic.evidence import Signal
 from paceline_shadow_traffic.pages import PageError
@@ -332,8 +333,27 @@ def hangs(request, base, candidate):
 
 def dies(request, base, candidate):
     os._exit(1)
+
+def forks(request, base, candidate):
+    child = os.fork()
+    if child:
+        open(request["pid"], "w").write(str(child))
+    time.sleep(3600)
+
+def prints(request, base, candidate):
+    for _ in range(64):
+        print("x" * (1 << 20), flush=True)
+    return 0.5
+
+def trickles(request, base, candidate):
+    import gc, socket
+    [ours] = [one for one in gc.get_objects() if isinstance(one, socket.socket)]
+    ours.sendall((1 << 20).to_bytes(4, "big"))
+    while True:
+        ours.sendall(b" ")
+        time.sleep(0.05)
 """
-NAMES = ("good", "nothing", "wrong", "raises", "hangs", "dies")
+NAMES = ("good", "nothing", "wrong", "raises", "hangs", "dies", "forks", "prints", "trickles")
 
 
 @pytest.fixture
@@ -369,12 +389,19 @@ def test_a_users_comparison_scores_pairs(start: StartRecorder, told: Any) -> Non
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(
     ("name", "outcome"),
-    [("nothing", "none"), ("wrong", "failed"), ("raises", "failed"), ("hangs", "timeout"), ("dies", "failed")],
+    [
+        ("nothing", "none"),
+        ("wrong", "failed"),
+        ("raises", "failed"),
+        ("hangs", "timeout"),
+        ("trickles", "timeout"),
+        ("dies", "failed"),
+    ],
 )
 def test_a_users_comparison_that_does_not_score_costs_its_score_only(
     start: StartRecorder, told: Any, name: str, outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugin = Plugin(name, timeout=0.5 if name == "hangs" else 30.0)
+    plugin = Plugin(name, timeout=0.5 if outcome == "timeout" else 30.0)
     recorder, client = start(plugins=[plugin])
     for number in range(2):
         tell(recorder, client, told.pair(number, told.whole("CANARY"), told.whole("b")))
@@ -386,9 +413,33 @@ def test_a_users_comparison_that_does_not_score_costs_its_score_only(
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_users_comparison_that_keeps_failing_is_left_alone_for_a_while(told: Any) -> None:
-    from paceline_shadow_traffic.answers import Answer
+def test_what_a_users_comparison_has_started_ends_with_it(tmp_path: Path) -> None:
+    plugin, file = Plugin("forks", timeout=5.0), tmp_path / "child"
+    assert plugin.score({"pid": str(file)}, Answer("a"), Answer("b")) is None
+    assert plugin.outcomes["timeout"] == 1
+    status = Path("/proc") / file.read_text() / "stat"
 
+    def ended() -> bool:
+        try:
+            return status.read_text().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            return True
+
+    deadline = time.monotonic() + 30.0
+    while not ended():
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_users_comparison_may_print_what_it_likes() -> None:
+    plugin = Plugin("prints", timeout=30.0)
+    assert plugin.score({}, Answer("a"), Answer("b")) == 0.5
+    plugin.close()
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_users_comparison_that_keeps_failing_is_left_alone_for_a_while() -> None:
     clock = [0.0]
     plugin = Plugin("raises", timeout=30.0, now=lambda: clock[0])
     for _ in range(OFF_AFTER + 2):

@@ -195,7 +195,12 @@ class Copy:
         self.held += len(data)
         self.tap.hold(len(data))
         if side.size > MAX_ANSWER:
-            self.end("answer_too_large")
+            if side is self.candidate:
+                # That it does not come to an end is something to hold against it, as soon as the base has answered.
+                side.pieces.clear()
+                self._failed("answer_too_large")
+            else:
+                self.end("answer_too_large")
         elif self.tap.full:
             self.end("memory")
 

@@ -12,6 +12,8 @@ import contextlib
 import json
 import logging
 import math
+import os
+import signal
 import socket
 import struct
 import subprocess
@@ -89,7 +91,9 @@ class Plugin:
         if connection is not None:
             connection.close()
         if process is not None:
-            process.kill()
+            # All of its group: what it has started itself would stay, once for each time that it is ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def _ask(self, question: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -97,7 +101,7 @@ class Plugin:
             connection = self._connected()
             connection.settimeout(self._timeout)
             send(connection, question)
-            answer = receive(connection)
+            answer = receive(connection, self._timeout)
         except TimeoutError:
             self.close()
             return "timeout", None
@@ -125,10 +129,10 @@ class Plugin:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                process_group=0,
             )
         self._socket = ours
-        ours.settimeout(START_SECONDS)
-        receive(ours)
+        receive(ours, START_SECONDS)
         return ours
 
 
@@ -138,26 +142,35 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(struct.pack(">I", len(raw)) + raw)
 
 
-def receive(connection: socket.socket) -> dict[str, Any]:
+def receive(connection: socket.socket, seconds: float | None = None) -> dict[str, Any]:
     """The next message.
+
+    Args:
+        seconds: in which all of it has to be there; None: as long as it takes.
 
     Raises:
         PluginError: the other side is gone, or it is no message.
-        TimeoutError: by the connection's time-out.
+        TimeoutError: it is not there in time.
     """
-    (length,) = struct.unpack(">I", _exactly(connection, 4))
+    until = None if seconds is None else time.monotonic() + seconds
+    (length,) = struct.unpack(">I", _exactly(connection, 4, until))
     if length > MAX_MESSAGE:
         raise PluginError("the message is too long")
-    with contextlib.suppress(ValueError):
-        value = json.loads(_exactly(connection, length))
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(_exactly(connection, length, until))
         if isinstance(value, dict):
             return value
     raise PluginError("the message is no JSON object")
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < size:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0.0:
+                raise TimeoutError
+            connection.settimeout(left)
         part = connection.recv(size - len(parts))
         if not part:
             raise PluginError("the process has ended")
