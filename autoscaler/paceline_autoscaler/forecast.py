@@ -29,6 +29,10 @@ NEAR_ERRORS = 40
 PRIOR_HEADROOM = 0.25
 """Share of the load kept as headroom until then."""
 
+CHEAP_COVERAGE = 0.95
+CHEAP = 0.05
+"""So much is covered anyway, as far as it takes no more than this share of the load."""
+
 ADVANTAGE = 0.02
 """Share of capacity that a prediction has to save to be used."""
 
@@ -123,7 +127,10 @@ def forecast(history: History, load: float, now: float, horizon: float, coverage
     # At its height a burst goes no further up; errors of quiet times say nothing of that.
     apart = sorted(abs(value - prediction) for value, _ in known)
     limit = max(apart[min(NEAR_ERRORS, len(apart)) - 1], NEAR * prediction)
-    headroom = _quantile([one for one in known if abs(one[0] - prediction) <= limit], coverage)
+    near = [one for one in known if abs(one[0] - prediction) <= limit]
+    headroom = _quantile(near, coverage)
+    # Where errors are small it costs little to cover nearly all of them.
+    headroom = max(headroom, min(_quantile(near, CHEAP_COVERAGE), headroom + CHEAP * prediction))
     return Forecast(level, max(0.0, level, prediction + headroom), way, headroom, len(known))
 
 

@@ -75,7 +75,7 @@ def test_a_slope_is_not_believed_in_noise() -> None:
 
 def test_the_planned_peak_holds_in_the_share_of_cases_that_was_asked_for() -> None:
     for coverage in (0.5, 0.8, 0.95):
-        rule = noise(7)
+        rule = noise(7, 4.0)
         loads = [rule(step * TICK) for step in range(900)]
         seen = follow(lambda now, loads=loads: loads[int(now / TICK)], 9000.0, coverage)  # type: ignore[misc]
         levels = [sum(loads[max(0, step - 1) : step + 1]) / 2 for step in range(900)]
@@ -84,7 +84,19 @@ def test_the_planned_peak_holds_in_the_share_of_cases_that_was_asked_for() -> No
             for step, (_, one) in enumerate(seen[:-7])
             if one.errors >= 100
         ]
-        assert abs(sum(held) / len(held) - coverage) < 0.08, coverage
+        assert -0.08 < sum(held) / len(held) - coverage < 0.15, coverage
+
+
+def test_where_errors_are_small_nearly_all_are_covered_for_little() -> None:
+    rule = noise(9, 0.2)
+    late = [one for now, one in follow(rule, 3600.0, 0.5) if now > 1200.0]
+    assert all(one.headroom <= 0.05 * one.level + 0.3 for one in late)
+    assert min(one.headroom for one in late) > 0.0
+    held = [
+        max(after.level for _, after in zip(range(7), late[place:], strict=False)) <= one.peak + 1e-9
+        for place, one in enumerate(late[:-7])
+    ]
+    assert sum(held) > 0.85 * len(held)
 
 
 def test_earlier_days_tell_what_this_time_of_day_brings() -> None:
