@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from paceline_crds.metrics import ROUTER, RUNTIME
+from paceline_crds import metrics
+from paceline_crds.metrics import ROUTER, RUNTIME, Metric
 from paceline_observability.catalogue import BY_NAME, BY_SERIES, CATALOGUE, series, stored_labels
 from paceline_observability.catalogue.page import markdown
+from paceline_operator.rollout.state import Phase
+from paceline_router.report.labels import OTHER
+from paceline_router.report.service import REFUSALS, RETRY_REASONS
+from paceline_router.shadow.counts import OUTCOMES, PAIRS, SKIPPED
+from paceline_router.table.pools import Spill
+from paceline_runtime.engine.story import PreemptionReason, WaitReason
+from paceline_runtime.messages import StepPhases
+from paceline_shadow_traffic.recorder.recorder import RECEIVED
+from paceline_shadow_traffic.recorder.replaying import OUTCOMES as REPLAYS
+from paceline_shadow_traffic.verdict import Verdict
 
 PAGE = Path("docs/reference/metrics.md")
 ROOT = Path(__file__).parents[2]
@@ -73,3 +84,27 @@ def test_scraping_tells_the_replica_of_its_own_series_only() -> None:
 def test_a_series_that_nobody_makes_is_told() -> None:
     with pytest.raises(KeyError, match="made_up"):
         stored_labels("made_up")
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        (metrics.RUNTIME_WAITING_BY_REASON, list(WaitReason)),
+        (metrics.RUNTIME_PREEMPTIONS_BY, list(PreemptionReason)),
+        (metrics.RUNTIME_STEP_PHASE, StepPhases.__struct_fields__),
+        (metrics.ROUTER_RETRIES, RETRY_REASONS),
+        (metrics.ROUTER_REFUSED, [reason for reason in REFUSALS if reason != OTHER]),
+        (metrics.ROUTER_SPILLS, [spill.label for spill in Spill if spill]),
+        (metrics.ROUTER_SHADOW_COPIES, OUTCOMES),
+        (metrics.ROUTER_SHADOW_SKIPPED, SKIPPED),
+        (metrics.ROUTER_SHADOW_PAIRS, PAIRS),
+        (metrics.OPERATOR_ROLLOUT_PHASE, list(Phase)),
+        (metrics.OPERATOR_ROLLOUT_VERDICT, list(Verdict)),
+        (metrics.RECORDER_PAIRS, RECEIVED),
+        (metrics.RECORDER_REPLAYS, REPLAYS),
+    ],
+    ids=lambda value: value.name if isinstance(value, Metric) else "",
+)
+def test_the_meaning_of_a_metric_names_every_value_that_its_label_can_have(metric: Metric, values: list[str]) -> None:
+    words = set(re.findall(r"\w+", metric.help))
+    assert set(map(str, values)) <= words

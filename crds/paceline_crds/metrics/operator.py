@@ -12,7 +12,11 @@ _RESOURCE: Final = ("resource",)
 _metric = partial(Metric, made_by="operator")
 
 OPERATOR_RECONCILES = _metric(
-    "paceline_operator_reconcile_total", "counter", "Reconcile passes.", ("result",), unit="passes"
+    "paceline_operator_reconcile_total",
+    "counter",
+    "Reconcile passes: success, error, conflict (repeated), not_leader.",
+    ("result",),
+    unit="passes",
 )
 OPERATOR_RECONCILE_ERRORS = _metric(
     "paceline_operator_reconcile_errors_total",
@@ -92,13 +96,15 @@ OPERATOR_ROLLOUT_WEIGHT = _metric(
 OPERATOR_ROLLOUT_PHASE = _metric(
     "paceline_rollout_phase",
     "gauge",
-    "1 for the phase that a rollout by steps is in; absent while there is none.",
+    "1 for the phase that a rollout by steps is in; absent while there is none. Blocked (it cannot begin), Preparing "
+    "(replicas start), Shadow (copies of requests), Moving (routers follow), Judging (its step is watched), Held (a "
+    "person decides), Finishing, RollingBack; Idle: it was rejected.",
     (*SERVICE_LABELS, "phase"),
 )
 OPERATOR_ROLLOUT_VERDICT = _metric(
     "paceline_rollout_verdict",
     "gauge",
-    "1 for the verdict on the present step of a rollout; absent where nothing is judged.",
+    "1 for the verdict on the present step of a rollout: Pass, Fail, NotKnown; absent where nothing is judged.",
     (*SERVICE_LABELS, "verdict"),
 )
 OPERATOR_CANARY_REPLICAS = _metric(
@@ -148,7 +154,7 @@ OPERATOR_INFORMER_HANDLER_ERRORS = _metric(
 OPERATOR_EVENTS = _metric(
     "paceline_operator_events_total",
     "counter",
-    "Kubernetes Events by what became of them.",
+    "Kubernetes Events by what became of them: written, merged (into one that said the same), dropped.",
     ("result",),
     unit="events",
 )

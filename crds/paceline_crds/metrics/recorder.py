@@ -11,12 +11,17 @@ _metric = partial(Metric, made_by="recorder")
 RECORDER_PAIRS = _metric(
     "paceline_recorder_pairs_total",
     "counter",
-    "Pairs from routers by what became of them.",
+    "Pairs from routers by what became of them: kept, known (told before), not_comparable, base_unreadable, failed "
+    "(comparing raised an error), dropped (the queue was full).",
     ("outcome",),
     unit="pairs",
 )
 RECORDER_REPLAYS = _metric(
-    "paceline_recorder_replays_total", "counter", "Requests asked again, greedy.", ("outcome",), unit="requests"
+    "paceline_recorder_replays_total",
+    "counter",
+    "Requests asked again, greedy: replayed, dropped, base_failed, candidate_failed.",
+    ("outcome",),
+    unit="requests",
 )
 RECORDER_WAITING = _metric("paceline_recorder_pairs_waiting", "gauge", "Pairs that are not compared yet.", unit="pairs")
 RECORDER_RECORDS = _metric("paceline_recorder_records", "gauge", "Comparisons that are kept.", unit="comparisons")

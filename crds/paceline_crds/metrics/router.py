@@ -14,7 +14,8 @@ _PLACE = (*SERVICE_LABELS, "pool", "revision", "shape")
 ROUTER_REQUESTS = _metric(
     "paceline_router_requests_total",
     "counter",
-    "Requests of a service by outcome.",
+    "Requests of a service by outcome: class of the status, broken_stream (the answer broke off), cancelled (the "
+    "client left).",
     (*SERVICE_LABELS, "outcome"),
     unit="requests",
 )
@@ -31,7 +32,8 @@ ROUTER_IN_FLIGHT = _metric(
 ROUTER_RETRIES = _metric(
     "paceline_router_retries_total",
     "counter",
-    "Attempts after the first, by what the one before failed with.",
+    "Attempts after the first, by what the one before failed with: connect (no connection in time), reset (broken "
+    "before the first byte), unavailable (503 with Retry-After), stale_connection (a kept one had been closed).",
     (*SERVICE_LABELS, "reason"),
     unit="attempts",
 )
@@ -58,28 +60,36 @@ ROUTER_PLACED_REQUESTS = _metric(
 ROUTER_REFUSED = _metric(
     "paceline_router_refused_total",
     "counter",
-    "Requests of a service that the router itself refused, by reason.",
+    "Requests of a service that the router itself refused, by reason: identity; tenant_requests, tenant_tokens, "
+    "tenant_queue (a tenant's limits); over_long; none_ready; overloaded (every ready replica is busy or avoided); "
+    "hold_full, hold_expired (waiting for a first replica); deadline.",
     (*SERVICE_LABELS, "reason"),
     unit="requests",
 )
 ROUTER_SPILLS = _metric(
     "paceline_router_spills_total",
     "counter",
-    "Requests that another pool took than the one of their shape, by that other pool and reason.",
+    "Requests that another pool took than the one of their shape, by that other pool and reason: absent (there is no "
+    "such pool), down, full, too_long (for it).",
     (*SERVICE_LABELS, "pool", "reason"),
     unit="requests",
 )
 ROUTER_SHADOW_COPIES = _metric(
     "paceline_router_shadow_copies_total",
     "counter",
-    "Copies of requests that were sent to a candidate, by how they ended; no other series of requests counts them.",
+    "Copies of requests that were sent to a candidate, by how they ended: answered, status (not 2xx), connect, reset, "
+    "timeout, client_left or base_failed (nothing to compare with), answer_too_large, memory (all copies together "
+    "hold as much as they may), stopped. No other series of requests counts them.",
     (*SERVICE_LABELS, "outcome"),
     unit="copies",
 )
 ROUTER_SHADOW_SKIPPED = _metric(
     "paceline_router_shadow_skipped_total",
     "counter",
-    "Requests of the sampled share that were not copied, by reason.",
+    "Requests of the sampled share that were not copied, by reason: by_hand (a revision was named), shape, opt_out "
+    "(of the tenant), several_choices, body_too_large, prompt_too_long, answer_too_long, same_revision, no_replica, "
+    "queue_full, waited (too long); or given up before they were sent: client_left, base_failed, answer_too_large, "
+    "memory, stopped.",
     (*SERVICE_LABELS, "reason"),
     unit="requests",
 )
@@ -304,7 +314,7 @@ ROUTER_CLIENT_CONNECTIONS = _metric(
 ROUTER_REPLICAS = _metric(
     "paceline_router_replicas",
     "gauge",
-    "Replicas of a service in the table, by state.",
+    "Replicas of a service in the table, by state: ready, not_ready, draining.",
     (*SERVICE_LABELS, "state"),
     unit="replicas",
 )

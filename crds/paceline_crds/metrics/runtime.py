@@ -38,7 +38,9 @@ RUNTIME_KV_BLOCKS_EVICTED = _metric(
 RUNTIME_WAITING_BY_REASON = _metric(
     "paceline_requests_waiting_by_reason",
     "gauge",
-    "Requests queued in the engine by what they wait for.",
+    "Requests queued in the engine by what they wait for: Queued (others are ahead), BatchFull (maxNumSeqs), NoBlocks "
+    "(no room in the KV cache), StepFull (the step's tokens are taken), TenantSlots (its tenant has as many as it "
+    "may).",
     (*_MODEL, "reason"),
     unit="requests",
 )
@@ -58,7 +60,8 @@ RUNTIME_PREEMPTIONS = _metric(
 RUNTIME_PREEMPTIONS_BY = _metric(
     "paceline_preemptions_total",
     "counter",
-    "Requests that lost their blocks, by reason, way (recompute or swap) and class (high, normal, low).",
+    "Requests that lost their blocks, by reason: NoBlocks (one that runs needed room), Priority (a more urgent one "
+    "came), Asked, TierFault (a block read back was damaged); way (recompute or swap) and class (high, normal, low).",
     (*_MODEL, "reason", "way", "priority_class"),
     unit="requests",
 )
@@ -101,7 +104,8 @@ RUNTIME_STEP_BOUND = _metric(
 RUNTIME_STEP_PHASE = _metric(
     "paceline_step_phase_seconds_total",
     "counter",
-    "Seconds of the engine's steps by phase.",
+    "Seconds of the engine's steps by phase: prepare, forward (on a GPU its launch), sync (waiting "
+    "for the device), sample, update (the books), deliver (sending the outputs of the step before).",
     (*_MODEL, "phase"),
     unit="seconds",
 )
@@ -166,7 +170,8 @@ RUNTIME_REQUESTS_REFUSED = _metric(
 RUNTIME_ADMISSION_REJECTIONS = _metric(
     "vllm:admission_rejections_total",
     "counter",
-    "Requests that the engine did not queue, by reason.",
+    "Requests that the engine did not queue, by reason: context_length_exceeded, invalid_request, max_num_queued_reqs "
+    "(too many wait), tenant_queue_full, deadline_exceeded, draining.",
     (*_MODEL, "reason"),
     unit="requests",
 )
