@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ ADMIN_SECRET = "paceline-router-admin"
 ADMIN_SECRET_KEY = "token"
 ROUTES_PATH = "/v1/paceline/routes"
 ASK_TIMEOUT = 2.0
+MAX_ANSWER = 16 * 1024 * 1024
+"""Bytes; a page of a thousand services is a tenth of it."""
 NO_TOKEN = (
     f"the Secret {ADMIN_SECRET} has no token of printable ASCII under {ADMIN_SECRET_KEY}: delete it, and the operator "
     "makes another"
@@ -99,6 +102,30 @@ def view_of(router: str, answer: Mapping[str, Any], service: str) -> RouterView:
     if generation is not None and not isinstance(generation, int):
         raise ValueError("its answer has no whole generation")
     return RouterView(router, generation, takes=takes)
+
+
+async def _json_of(response: aiohttp.ClientResponse) -> Any:
+    """The body, of a bounded size.
+
+    Raises:
+        ValueError: it is longer, or no JSON; NaN is none.
+        aiohttp.ClientError: the connection ended.
+    """
+    if response.content_type != "application/json":
+        raise ValueError(f"its answer has the unexpected mimetype {response.content_type}")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER:
+            raise ValueError(f"its answer has more than {MAX_ANSWER} bytes")
+    try:
+        return json.loads(body, parse_constant=_no_such_value)
+    except RecursionError:
+        raise ValueError("its answer is nested too deep") from None
+
+
+def _no_such_value(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 class Routers:
@@ -197,7 +224,7 @@ class Routers:
                     continue
                 if response.status != 200:
                     raise ValueError(f"it answered {response.status}")
-                answer = await response.json()
+                answer = await _json_of(response)
                 if not isinstance(answer, dict):
                     raise ValueError("its answer is no object")
                 return answer

@@ -15,7 +15,7 @@ from paceline_crds.sketch import SCALE, Sketch
 from .both import Both
 from .evidence import Seen, Signal, Window
 from .outputs import seen
-from .pages import PageError
+from .pages import PageError, moment
 from .share import NOTHING, Share
 from .tally import Side, Tally
 
@@ -112,7 +112,7 @@ def window(body: Mapping[str, Any] | None, service: str, base: str, candidate: s
     if body.get("scale") != SCALE:
         raise PageError(f"the sketches are not of the scale {SCALE}: bring recorder and operator to one release")
     try:
-        start, end = float(body["since"]), float(body["until"])
+        start, end = moment(body["since"]), moment(body["until"])
         rows = body["services"].get(service, {"rows": []})["rows"]
         return {
             f"{row['pool']}/{row['shape']}": Window(start, end, *_both(row))
@@ -126,6 +126,8 @@ def window(body: Mapping[str, Any] | None, service: str, base: str, candidate: s
 def _both(row: Mapping[str, Any]) -> tuple[Seen, Seen]:
     old, new = seen(decode_tally(row["answers"]), decode_tally(row["itself"]))
     failed, pairs = sum(int(count) for count in row["failed"].values()), int(row["pairs"])
+    if min(failed, pairs) < 0:
+        raise ValueError("pairs are counted from 0 up")
     scores = {str(name): _decode_share(share) for name, share in row["scores"].items()}
     none = {name: Share(0.0, share.of) for name, share in scores.items()}
     # Only requests that the base answered are in it, so that what fails is the candidate's own.

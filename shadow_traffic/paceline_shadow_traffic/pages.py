@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,8 +50,8 @@ def window(pages: Sequence[Mapping[str, Any] | None], service: str, base: str, c
             for row in part["rows"]:
                 if row["revision"] in (base, candidate):
                     rows.setdefault(f"{row['pool']}/{row['shape']}", {}).setdefault(row["revision"], []).append(row)
-        start = min((float(part["from"]) for _, part in found), default=0.0)
-        end = min(float(page["to"]) for page in whole)
+        start = min((moment(part["from"]) for _, part in found), default=0.0)
+        end = min(moment(page["to"]) for page in whole)
         silent = len(whole) < len(pages)
         return {
             place: Window(start, end, Seen(), Seen())
@@ -62,9 +63,21 @@ def window(pages: Sequence[Mapping[str, Any] | None], service: str, base: str, c
         raise PageError(f"a router's samples are of another form: {error}") from None
 
 
+def moment(value: Any) -> float:
+    """Unix seconds.
+
+    Raises:
+        ValueError: it is no moment. Of NaN and infinity nothing would ever be too old.
+    """
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{found} is no moment")
+    return found
+
+
 def _both(base: list[Mapping[str, Any]], candidate: list[Mapping[str, Any]]) -> tuple[Seen, Seen]:
     # Without objectives no request is met or missed; with them, a version without requests has none of none.
-    objectives = any(row["met"] + row["missed"] for row in (*base, *candidate))
+    objectives = any(_counted(row["met"]) + _counted(row["missed"]) for row in (*base, *candidate))
     return _seen(base, objectives), _seen(candidate, objectives)
 
 
@@ -78,7 +91,13 @@ def _seen(rows: list[Mapping[str, Any]], objectives: bool) -> Seen:
 
 
 def _count(rows: list[Mapping[str, Any]], outcomes: Iterable[str]) -> int:
-    return sum(row["outcomes"].get(outcome, 0) for row in rows for outcome in outcomes)
+    return sum(_counted(row["outcomes"].get(outcome, 0)) for row in rows for outcome in outcomes)
+
+
+def _counted(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
 
 
 def _merged(rows: list[Mapping[str, Any]], name: str) -> Sketch:

@@ -150,6 +150,22 @@ async def test_a_router_that_cannot_be_asked_says_why(
     assert words in view.error
 
 
+@pytest.mark.parametrize(
+    "body", ['{"synced": NaN}', '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", '{"a": "' + "x" * (17 << 20) + '"}']
+)
+async def test_an_answer_that_is_no_json_or_has_no_end_is_none(server: FakeApiServer, serve: Any, body: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body, content_type="application/json")
+
+    client = server.client()
+    await client.create(SECRETS, secret("t1"), NAMESPACE)
+    port = await serve(answer)
+    routers = Routers(client, NAMESPACE, port)
+    assert await routers.answers([pod()], "/v1/paceline/routes") == {"router-0": None}
+    assert await routers.recorded(f"http://127.0.0.1:{port}/v1/paceline/routes") is None
+    await routers.close()
+
+
 async def test_a_router_that_is_not_there_says_so(server: FakeApiServer, serve: Any) -> None:
     [view] = await ask(server.client(), 1)
     assert view.error

@@ -48,6 +48,24 @@ def test_routers_pages_are_added_by_version_pool_and_shape() -> None:
     assert seen.base.ttft.quantile(0.5) == pytest.approx(0.1, rel=0.03)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0.5, "3", None])
+@pytest.mark.parametrize("field", ["outcomes", "met", "missed"])
+def test_what_is_no_count_is_no_evidence(field: str, value: Any) -> None:
+    wrong = page({"revision": "chat-1"})
+    row = wrong["services"]["demo/chat"]["rows"][0]
+    row[field] = {"2xx": value} if field == "outcomes" else value
+    with pytest.raises(PageError):
+        window([page({"revision": "chat-1"}), wrong], "demo/chat", "chat-1", "chat-2")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "now"])
+def test_a_page_of_no_moment_is_no_evidence(value: Any) -> None:
+    """Of NaN nothing would ever be too old."""
+    wrong = {**page({"revision": "chat-1"}), "to": value}
+    with pytest.raises(PageError):
+        window([wrong], "demo/chat", "chat-1", "chat-2")
+
+
 def test_a_request_whose_client_left_is_no_failure_and_counted_as_that() -> None:
     found = window(
         [page({"revision": "chat-1", "outcome": "cancelled", "status": 499})], "demo/chat", "chat-1", "chat-2"
