@@ -214,8 +214,8 @@ def scripts(draw: st.DrawFn) -> dict[int, list[FrontMessage]]:
         if draw(st.booleans()):
             later = at + draw(st.integers(0, 20))
             messages.setdefault(later, []).append(Abort([draw(st.sampled_from([f"r{i}", *forks]))]))
-    for _ in range(draw(st.integers(0, 3))):
-        knobs = {"maxNumSeqs": draw(st.integers(1, 6)), "prefillChunkTokens": draw(st.sampled_from((32, 48, 64)))}
+    for _ in range(draw(st.integers(0, 2))):
+        knobs = {"maxNumSeqs": draw(st.integers(3, 6)), "prefillChunkTokens": draw(st.sampled_from((32, 48, 64)))}
         messages.setdefault(draw(st.integers(1, 25)), []).append(Tune(knobs))
     return messages
 

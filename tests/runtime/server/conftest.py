@@ -197,7 +197,12 @@ class ScriptedCore:
                 self.send(StepOutputs([], self.stats()))
 
     def ready(self) -> Ready:
-        parameters = {"maxModelLen": EffectiveValue(MAX_MODEL_LEN, "flag"), "numBlocks": EffectiveValue(64, "measured")}
+        knobs = {"maxNumSeqs": 32, "maxBatchedTokens": 2048, "prefillChunkTokens": 512}
+        parameters = {
+            "maxModelLen": EffectiveValue(MAX_MODEL_LEN, "flag"),
+            "numBlocks": EffectiveValue(64, "measured"),
+            **{name: EffectiveValue(value, "default") for name, value in knobs.items()},
+        }
         facts = ModelFacts(
             digest="sha256:0",
             path="",

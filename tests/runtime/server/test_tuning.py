@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline_crds.names import LABEL_POOL_HASH
 from paceline_crds.tuning import TUNING_PATH
+from paceline_operator.tuning.replicas import Page, Replicas
 
 STARTED = {"maxNumSeqs": 8, "maxBatchedTokens": 64, "prefillChunkTokens": 32}
 
@@ -85,3 +87,40 @@ async def test_an_engine_that_goes_before_it_answers_is_told_as_such(front_end: 
         answer = await asking
         assert answer.status_code == 503
         assert "engine" in answer.json()["error"]["message"]
+
+
+async def test_the_operator_reads_what_it_needs_of_the_page_and_is_obeyed(
+    http: httpx.Client, tiny_replica: Any
+) -> None:
+    body = {"model": "tiny", "prompt": [[5] * 40] * 3, "max_tokens": 6, "ignore_eos": True}
+    made = await asyncio.to_thread(http.post, "/v1/completions", json=body)
+    assert made.status_code == 200
+    port = {"name": "metrics", "containerPort": httpx.URL(tiny_replica.url).port}
+    pod = {
+        "metadata": {"labels": {LABEL_POOL_HASH: "pool1234"}},
+        "spec": {"containers": [{"name": "runtime", "ports": [port]}]},
+        "status": {"podIP": "127.0.0.1"},
+    }
+    replicas = Replicas()
+    said: list[Page | str] = []
+
+    async def counted() -> Page:
+        # Totals are those of the engine's last report, at most a second old.
+        while True:
+            said.append(await replicas.page(pod))
+            page = said[-1]
+            if isinstance(page, Page) and page.values["vllm:generation_tokens_total"] >= 18:
+                return page
+            await asyncio.sleep(0.05)
+
+    page = await asyncio.wait_for(counted(), 60)
+    assert (page.started, page.knobs) == (STARTED, STARTED)
+    assert page.values["paceline_requests_received_total"] >= 1
+    assert page.tpot[float("inf")] >= 1
+    assert await replicas.tell(pod, {"maxNumSeqs": 4}) == ""
+    told = await replicas.page(pod)
+    assert isinstance(told, Page)
+    assert told.knobs == {**STARTED, "maxNumSeqs": 4}
+    assert "write at most 8" in await replicas.tell(pod, {"maxNumSeqs": 9})
+    other = {**pod, "metadata": {"labels": {LABEL_POOL_HASH: "other"}}}
+    assert "it answered 409" in await replicas.tell(other, {})
