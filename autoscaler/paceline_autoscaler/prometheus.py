@@ -6,8 +6,11 @@ signal absent with that reason, which freezes what would have been decided from 
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -66,6 +69,22 @@ class Access:
             raise ValueError("a client certificate for Prometheus needs its key, and the other way round")
 
 
+def refusal(text: str) -> str:
+    """An answer other than 200 in Prometheus' own words, as far as it has any: those of a query that it cannot read.
+
+    Args:
+        text: of the client's exception, `HTTP Status Code 400 (b'{"status":"error",…}')`.
+    """
+    found = re.fullmatch(r"HTTP Status Code (\d+) \((b.*)\)", text, re.DOTALL)
+    if found is None:
+        return f"Prometheus refuses: {' '.join(text.split())[:LONGEST_REASON]}"
+    try:
+        words = str(json.loads(ast.literal_eval(found[2]))["error"])
+    except (ValueError, SyntaxError, LookupError, TypeError):
+        words = "without a reason that can be read"  # of a proxy before it
+    return f"Prometheus answers {found[1]}: {' '.join(words.split())[:LONGEST_REASON]}"
+
+
 class PrometheusSource:
     """A `MetricsSource`. One question at a time; `close` when done.
 
@@ -113,7 +132,9 @@ class PrometheusSource:
                 return read(client)
             finally:
                 client.close()
-        except (RequestException, PrometheusApiClientException, OSError, ValueError, LookupError, TypeError) as error:
+        except PrometheusApiClientException as error:
+            return absent(refusal(str(error)))
+        except (RequestException, OSError, ValueError, LookupError, TypeError) as error:
             # The last ones are answers of a form that is not Prometheus', as a proxy's.
             text = " ".join(str(error).split())[:LONGEST_REASON]
             return absent(f"Prometheus does not answer: {type(error).__name__}: {text}")

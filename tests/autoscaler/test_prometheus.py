@@ -19,7 +19,7 @@ import yaml
 from self_signed import certify
 
 from paceline_autoscaler.observed import Signals
-from paceline_autoscaler.prometheus import Access, PrometheusSource
+from paceline_autoscaler.prometheus import Access, PrometheusSource, refusal
 from paceline_autoscaler.queries import matchers
 from paceline_autoscaler.samples import Absent, NotANumber, Present, Sample
 from paceline_autoscaler.source import Pool
@@ -256,6 +256,26 @@ def test_a_user_and_password_are_sent(tmp_path: Path) -> None:
     with gate(Authorization=basic) as (url, refused):
         assert asked(Access(url, user="me", password_file=password)).waiting == Absent("no series")
     assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b'{"status":"error","errorType":"bad_data","error":"invalid parameter \\"query\\": 1:55: parse error"}',
+            'Prometheus answers 400: invalid parameter "query": 1:55: parse error',
+        ),
+        (b'<html>it\'s "closed"</html>', "Prometheus answers 400: without a reason that can be read"),
+        (b"", "Prometheus answers 400: without a reason that can be read"),
+        (b"[]", "Prometheus answers 400: without a reason that can be read"),
+    ],
+)
+def test_a_query_that_cannot_be_read_is_told_in_prometheus_own_words(content: bytes, words: str) -> None:
+    assert refusal(f"HTTP Status Code 400 ({content!r})") == words
+
+
+def test_a_refusal_of_another_form_is_told_as_it_is() -> None:
+    assert refusal("no such\nthing") == "Prometheus refuses: no such thing"
 
 
 def test_a_missing_secret_is_no_crash(tmp_path: Path) -> None:
