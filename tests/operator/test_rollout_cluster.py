@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from operator_world import Operator, World
 from rolled_world import FollowingRouter, recorder_of, router_of
 
+from paceline_crds.names import ANNOTATION_ROLLOUT
 from paceline_kube import DEPLOYMENTS, INFERENCEREVISIONS, INFERENCESERVICES, NODES, JsonObject, KubeError
 
 pytestmark = pytest.mark.cluster
@@ -214,6 +219,75 @@ async def test_an_operator_that_is_started_anew_at_every_edge_gives_no_wrong_wei
             service = await world.until_ready()
         after = service["status"]["currentRevision"]
         assert weights(router, after) == [10, 50, 100]
+
+
+PROCESS = textwrap.dedent(
+    """
+    import asyncio, os, sys, uvloop
+    from paceline_kube import connect
+    from paceline_operator.app import Operator, Options
+    from paceline_operator.election import LeaseTiming
+    from paceline_operator.settings import Settings
+
+    async def main(kubeconfig, namespace, port):
+        options = Options(
+            identity=f"op_{os.getpid()}", instance="op", namespaces=(namespace,), health_port=None, metrics_port=None,
+            lease=LeaseTiming(3.0, 2.0, 0.4),
+        )
+        settings = Settings(
+            runtime_image="paceline.io/runtime:0.1.0", namespace=namespace, router_admin_port=int(port),
+            poll_seconds=0.1, rollout_seconds=0.1,
+        )
+        async with connect(kubeconfig) as reader, connect(kubeconfig, timeout=1.0) as writer:
+            await Operator(reader, writer, settings, options).run(asyncio.Event())
+
+    uvloop.run(main(*sys.argv[1:]))
+    """
+)
+"""The operator with a lease that runs out in three seconds, so that many processes fit into a test."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_a_process_that_is_killed_at_every_edge_is_followed_by_one_that_gives_no_wrong_weight(
+    world: World, make_service: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with rolled(world, make_service) as (router, apply):
+        await apply(runtime=NEW)
+        command = [sys.executable, "-c", PROCESS, str(world.cluster.kubeconfig), world.namespace, str(router.port)]
+        killed, before = 0, await record(world)
+        while True:
+            with (tmp_path / "operator.log").open("ab") as log:
+                process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            try:
+
+                async def acted(before: str = before) -> bool:
+                    return await record(world) != before
+
+                await world.until(acted, f"an edge is taken after {before}")
+            finally:
+                process.kill()
+                await process.wait()
+            killed, before = killed + 1, await record(world)
+            if "rollout" not in before:
+                break
+        async with operator(world, router):
+            service = await world.until_ready()
+        after = service["status"]["currentRevision"]
+        assert weights(router, after) == [10, 50, 100]
+        assert killed >= 8
+        kept = [one["weight"] for one in (await revision_status(world, after))["timeline"]]
+        assert [weight for weight, _ in groupby(kept)] == [0, 10, 50, 100]
+
+
+async def record(world: World) -> str:
+    """Of the traffic, the one that counts."""
+    found = [
+        json.loads(text)
+        for revision in await world.all(INFERENCEREVISIONS)
+        if (text := (revision["metadata"].get("annotations") or {}).get(ANNOTATION_ROLLOUT))
+    ]
+    return json.dumps(max(found, key=lambda one: one["generation"]))
 
 
 async def test_a_revision_that_answers_otherwise_never_serves_and_one_that_answers_alike_goes_on(
