@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,6 +120,22 @@ def test_a_part_that_hangs_is_ended_and_its_lines_are_kept(tmp_path: Path, comma
     assert not outcome.ended
     assert outcome.why == "it was ended after 40 s"
     assert [row.value for row in outcome.found.rows] == [2.5]
+
+
+def test_a_part_does_not_outlive_the_check_that_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[subprocess.Popen[bytes]] = []
+
+    class Ended(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                parts.append(self)
+                raise SystemExit(143)
+            return super().wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with pytest.raises(SystemExit):
+        run_part(Part("hangs", 60), tmp_path, (sys.executable, "-c", "import time; time.sleep(3600)"))
+    assert [part.returncode for part in parts] == [-signal.SIGKILL]
 
 
 def test_a_dry_run_keeps_what_was_checked_and_drops_figures(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     import torch
 
+    # As an exception, which ends the part that runs: it has a session of its own, and would keep the GPU.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     measuring = torch.cuda.is_available()
     if given.command == "part":
         from .record import Record

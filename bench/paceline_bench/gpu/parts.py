@@ -81,10 +81,12 @@ def run_part(part: Part, folder: Path, command: Sequence[str], grace: float = GR
             code = process.wait(part.seconds + grace)
             why = "" if code == 0 else f"it ended with {code}: {_last_line(log)}"
         except subprocess.TimeoutExpired:
-            # With whatever it started.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             why = f"it was ended after {part.seconds + grace:.0f} s"
+        finally:
+            if process.poll() is None:
+                # With whatever it started; also where this process is being ended itself.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return Outcome(part, time.monotonic() - started, not why, why, read(lines))
 
 
