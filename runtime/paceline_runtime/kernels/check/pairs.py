@@ -25,8 +25,8 @@ def every_pair(properties: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         row = dict(next(iter(open_pairs)))
         for number in order:
             if number not in row:
-                best = max((_met(row, (number, i), open_pairs), -taken[number, i], -i) for i in places[number])
-                row[number] = -best[2]
+                chosen = max((_met(row, (number, i), open_pairs), -taken[number, i], -i) for i in places[number])
+                row[number] = -chosen[2]
         taken.update(row.items())
         for a, b in combinations(order, 2):
             open_pairs.pop(((a, row[a]), (b, row[b])), None)
