@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
 from paceline_operator.rollout.asked import Asked, Judgement, Order, Policy, Seen, Step
 from paceline_operator.rollout.capacity import Way, fit
-from paceline_operator.rollout.exposure import Shape
 from paceline_operator.rollout.state import SHADOW_STEP, Phase, State
 from paceline_operator.rollout.transition import Record, transition
 from paceline_shadow_traffic.verdict import Verdict
@@ -236,20 +235,6 @@ def test_two_leaders_clocks_may_differ_a_little() -> None:
     world.until(Phase.JUDGING)
     world.now -= 20.0
     assert not world.edge()
-
-
-def test_shapes_meet_the_candidate_in_order_and_keep_their_weights_over_a_restart() -> None:
-    shapes = (Shape("Legal", 0.5, sensitive=True), Shape("Chat", 0.5))
-    world = World(asked=replace(Asked("b", BARE), shapes=shapes))
-    world.until(Phase.JUDGING, 1)
-    assert world.state.exposure == {"Chat": 50, "Legal": 0}
-    world.asked = replace(world.asked, shapes=(Shape("Chat", 1.0),))
-    world.settle()
-    assert world.state.exposure == {"Chat": 50, "Legal": 0}
-    world.verdict = Verdict.FAIL
-    world.settle()
-    assert world.records[-2].reason == "GateWorse"
-    assert set(world.state.exposure.values()) <= {0}
 
 
 def test_a_verdict_on_another_candidate_step_or_traffic_or_from_before_counts_for_nothing() -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from paceline_crds.rollout import OnBreach, OnNotKnown, OrderAction
 from paceline_shadow_traffic.verdict import Said, Verdict
 
-from .exposure import Shape
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -82,7 +80,6 @@ class Asked:
     Attributes:
         revision: that should serve in the end.
         order: the order that stands, whether it was followed or not.
-        shapes: of the service's requests, if they are to be moved one after the other; none: all alike.
         paused: nothing is given more traffic; a rollback goes on.
     """
 
@@ -90,7 +87,6 @@ class Asked:
     policy: Policy
     order: Order | None = None
     paused: bool = False
-    shapes: tuple[Shape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .asked import Order, Step
 from .capacity import Capacity, Split, Way, split
-from .exposure import Dealt, exposure
 
 SHADOW_STEP = -1
 
@@ -56,7 +54,7 @@ class State:
         weight: the candidate's whole percent, as asked of the routers.
         generation: of that traffic; grows with each change of it.
         since, begun: seconds since the epoch at which the phase and the rollout began.
-        steps, way, shapes: of this rollout, fixed when it began, so that a weight always means the same.
+        steps, way: of this rollout, fixed when it began, so that a weight always means the same.
         rejected: a revision that was rolled back, and is not begun again by itself while the spec asks for it.
         handled: id of the last order that was followed.
         earlier: ids that were given to orders that were followed, newest last: one that comes back, as when Git is
@@ -75,7 +73,6 @@ class State:
     begun: float = 0.0
     steps: tuple[Step, ...] = ()
     way: Way = Way.WARM
-    shapes: Dealt = ()
     rejected: str = ""
     handled: str = ""
     reason: str = "AsAsked"
@@ -102,11 +99,6 @@ class State:
         """Whole percent by revision: one revision or two, 100 together."""
         shares = {self.base: 100 - self.weight, self.candidate: self.weight}
         return {revision: weight for revision, weight in shares.items() if weight}
-
-    @property
-    def exposure(self) -> Mapping[str, int]:
-        """The candidate's whole percent by shape; empty where all shapes are alike, at `weight`."""
-        return exposure(self.shapes, self.weight)
 
     @property
     def shadows(self) -> bool:
@@ -173,10 +165,10 @@ class State:
         try:
             value = dict(found)
             steps = tuple(Step(**step) for step in value.pop("steps"))
-            shapes = tuple((str(name), float(share)) for name, share in value.pop("shapes"))
+            value.pop("shapes", None)  # written by earlier releases, always empty
             phase, way = Phase(value.pop("phase")), Way(value.pop("way"))
             earlier = tuple(str(one) for one in value.pop("earlier", ()))
-            return cls(**value, steps=steps, shapes=shapes, phase=phase, way=way, earlier=earlier)
+            return cls(**value, steps=steps, phase=phase, way=way, earlier=earlier)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of a rollout: {error}") from None
 

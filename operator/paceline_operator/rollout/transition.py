@@ -19,7 +19,6 @@ from paceline_shadow_traffic.verdict import Verdict
 
 from .asked import Asked, Order, Policy, Seen, Step
 from .capacity import Way, fit
-from .exposure import dealt
 from .state import SHADOW_STEP, Phase, State, at, with_weight
 
 ITSELF = "paceline"
@@ -131,7 +130,6 @@ def _begin(state: State, asked: Asked, seen: Seen, now: float) -> tuple[State, s
         weight=0,
         steps=capacity.steps,
         way=capacity.way,
-        shapes=dealt(asked.shapes),
         begun=now,
         rejected="",
     )
