@@ -111,8 +111,8 @@ def refused(situation: Situation) -> str:
         return ""
     if state.rejected == desired.revision:
         return (
-            f"{desired.revision} was rejected: {state.message}; change the spec, or order it "
-            f"(`paceline promote {situation.observed.name}`)"
+            f"{desired.revision} was rejected: {state.message}; change the spec, or order it: by steps again "
+            f"(`paceline skip {situation.observed.name}`) or at once (`paceline promote {situation.observed.name}`)"
         )
     return f"{desired.revision} cannot begin: {state.message}" if state.phase is Stage.BLOCKED else ""
 
