@@ -125,6 +125,7 @@ def _always(name: str) -> bool:
         "spills", "ejections", "tenant", "identity", "imbalance", "estimate", "retries", "traced", "process_restarts",
         "preemptions", "rejections", "refused", "shadow", "recorder", "errors", "drift_unknown", "crd_missing",
         "waiting_by_reason", "prompt_version", "engine_seconds", "canary", "held", "oldest", "split",
+        "tuning",
     )  # fmt: skip
     return not any(word in name for word in rare)
 
