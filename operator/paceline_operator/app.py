@@ -130,6 +130,7 @@ class Operator:
             interval=settings.drift_seconds,
             active=self.election.leading.is_set,
             config_map=lambda namespace, name: reader.get(CONFIGMAPS, name, namespace),
+            within=lambda key: self.tuning.within(key),
         )
         self.splits = SplitKeeper(
             pages=lambda: self.reconciler.split_pages(),

@@ -388,6 +388,29 @@ async def test_a_service_that_is_suspended_or_rolls_is_left_as_it_is(fleet: Flee
     assert fleet.knobs == [{}, {}]
 
 
+async def test_until_replicas_are_told_what_they_run_with_is_within_what_held_before(fleet: Fleet) -> None:
+    fleet.load(tpot=0.09)
+    assert fleet.keeper.within(KEY) == {}
+    await fleet.looks(120.0)
+    before = {"default": {"maxNumSeqs": (8, 32), "prefillChunkTokens": (64, 512)}}
+    assert fleet.keeper.within(KEY) == before
+    narrow = {"autoRanges": {"prefillChunkTokens": {"min": 64, "max": 128}}}
+    fleet.spec = {"slo": SLO, "runtime": narrow}
+    assert fleet.keeper.within(KEY) == before
+    await fleet.keeper.look()
+    assert fleet.knobs == [{"prefillChunkTokens": 128}] * 2
+    assert fleet.keeper.within(KEY) == {"default": {"prefillChunkTokens": (64, 128)}}
+    fleet.replicas["p-2"].refuses = True
+    fleet.spec = {"slo": SLO}
+    await fleet.keeper.look()
+    assert fleet.knobs == [{}, {"prefillChunkTokens": 128}]
+    assert fleet.keeper.within(KEY) == {"default": {"prefillChunkTokens": (64, 128)}}
+    fleet.replicas["p-2"].refuses = False
+    await fleet.keeper.look()
+    assert fleet.knobs == [{}, {}]
+    assert fleet.keeper.within(KEY) == {}
+
+
 async def test_narrower_ranges_hold_at_once(fleet: Fleet) -> None:
     fleet.load(tpot=0.05)
     await fleet.looks(20.0)

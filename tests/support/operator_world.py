@@ -106,6 +106,7 @@ class Operator:
             interval=told.drift_seconds,
             settle=settle,
             config_map=lambda namespace, name: client.get(CONFIGMAPS, name, namespace),
+            within=lambda key: self.knobs.within(key),
         )
         self.scaling = ScalingKeeper(
             services=lambda: self._watching.caches.services.list(),

@@ -32,6 +32,10 @@ OWN_FINDINGS = frozenset({Origin.MODEL.value, Origin.LEDGER.value, "measured"})
 SIZES = frozenset({"kvCacheMemory", "kvHostMemory", "kvDiskMemory"})
 
 
+Ranges = Mapping[str, Mapping[str, tuple[int, int]]]
+"""By pool and parameter, the fewest and the most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a replica says of itself.
@@ -106,7 +110,7 @@ class World:
     pods: tuple[JsonObject, ...] = ()
     reports: Mapping[str, Report] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
-    ranges: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
 
 
 def compare(world: World) -> Drift:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline_kube import JsonObject, Key, key_of
 from paceline_kube.pods import is_ready
 
-from .compare import Drift, World, compare
+from .compare import Drift, Ranges, World, compare
 from .contents import Contents, config_maps_of
 from .replicas import Replicas
 
@@ -38,6 +38,7 @@ class DriftKeeper:
         active: Callable[[], bool] = lambda: True,
         settle: float = 2.0,
         config_map: Callable[[str, str], Awaitable[JsonObject]] | None = None,
+        within: Callable[[Key], Ranges] = lambda key: {},
     ) -> None:
         """
         Args:
@@ -46,6 +47,8 @@ class DriftKeeper:
             clock: monotonic seconds.
             settle: seconds after a change of objects before the next look, so that a burst is one look.
             config_map: (namespace, name) → a ConfigMap of the user's; None: they are not looked at.
+            within: how far the values go that running replicas of a service were told, by pool and parameter; before
+                what the spec says of them by now.
         """
         self._world = world
         self._services = services
@@ -54,6 +57,7 @@ class DriftKeeper:
         self._interval = interval
         self._active = active
         self._settle = settle
+        self._within = within
         self._replicas = Replicas(clock)
         self._contents = Contents(config_map, clock) if config_map is not None else None
         self._found: dict[Key, Drift] = {}
@@ -124,6 +128,8 @@ class DriftKeeper:
         world = self._world(key)
         if world is None:
             return None
+        if told := self._within(key):
+            world = replace(world, ranges={**world.ranges, **told})
         ready = (pod for pod in world.pods if is_ready(pod))
         # A look that some change brought about needs no news of pods that have not changed.
         world = replace(world, reports=await self._replicas.ask(key, ready, self._interval / 2))

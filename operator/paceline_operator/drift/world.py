@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from paceline_crds.names import LABEL_POOL_HASH
@@ -10,7 +10,7 @@ from paceline_crds.revision import RevisionPool
 from paceline_kube import JsonObject
 from paceline_operator.observed import Observed, Ownership
 
-from .compare import World
+from .compare import Ranges, World
 
 
 def world_of(
@@ -19,7 +19,7 @@ def world_of(
     deployments: Iterable[JsonObject],
     config_maps: Iterable[JsonObject],
     pods: Iterable[JsonObject],
-    ranges: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({}),
+    ranges: Ranges = MappingProxyType({}),
 ) -> World:
     """The objects that are ours, and pods that have not ended. The reports of replicas are added later.
 

@@ -98,7 +98,12 @@ def allowed(service: JsonObject) -> dict[str, dict[str, tuple[int, int]]]:
     """By pool and parameter, what a value that was changed in a running replica may be, at some time of the week,
     without being drift.
     """
-    return {name: {str(knob): of for knob, of in one.widest.items()} for name, one in asked(service).items()}
+    return {name: by_parameter(one.widest) for name, one in asked(service).items()}
+
+
+def by_parameter(limits: Limits) -> dict[str, tuple[int, int]]:
+    """The same by the parameters' names in the spec."""
+    return {str(knob): of for knob, of in limits.items()}
 
 
 def ranges_of(limits: Limits, parameters: RuntimeParameters) -> tuple[dict[Knob, Range], str]:

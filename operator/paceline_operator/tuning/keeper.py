@@ -21,7 +21,7 @@ from paceline_operator.rounds import come_round
 from paceline_operator.scaling.fleet import Standing, standing
 from paceline_operator.scaling.keeper import Seen
 
-from .asked import Asked, asked, ranges_of
+from .asked import Asked, Limits, asked, by_parameter, ranges_of
 from .heard import Heard, found_values, hear, measuring, samples
 from .replicas import Page, Replicas, differs, fitting
 from .told import Told, tuning_status
@@ -42,10 +42,12 @@ class _Pool:
     Attributes:
         hash: of the configuration that replicas were started with; of another one nothing measured still holds.
         asked: what the spec asked for at the last look.
+        within: how far the values went that replicas were last told; None before they were told any.
     """
 
     hash: str
     asked: Asked
+    within: Limits | None = None
     state: State | None = None
     heard: dict[str, Heard] = field(default_factory=dict)
     told: Told | None = None
@@ -55,8 +57,8 @@ class _Pool:
 class _Service:
     uid: str
     pools: dict[str, _Pool] = field(default_factory=dict)
-    back: set[str] = field(default_factory=set)
-    """Pools that follow load no more, and whose replicas are to run as they were started again."""
+    back: dict[str, Limits | None] = field(default_factory=dict)
+    """Pools that follow load no more, and whose replicas are to run as they were started again; how far they went."""
 
 
 class TuningKeeper:
@@ -119,6 +121,18 @@ class TuningKeeper:
         told = (self.of(key) or {}).get(pool)
         return {} if told is None else told.status.knobs
 
+    def within(self, key: Key) -> dict[str, dict[str, tuple[int, int]]]:
+        """By pool and parameter, how far the values went that replicas were last told.
+
+        A spec that asks for something else is followed at the next look. Until then what they run with is as it was
+        told, and no drift.
+        """
+        known = self._known.get(key)
+        if known is None:
+            return {}
+        every = {**known.back, **{name: one.within for name, one in known.pools.items()}}
+        return {name: by_parameter(limits) for name, limits in every.items() if limits is not None}
+
     def touch(self, key: Key) -> None:
         """Something of a service has changed: where that is what it asks for here, it is looked at soon."""
         if key in self._known:
@@ -180,10 +194,10 @@ class TuningKeeper:
         if known is None or known.uid != seen.observed.uid:
             known = self._known[key] = _Service(seen.observed.uid)
         for name in known.pools.keys() - wanted.keys():
-            del known.pools[name]
-            known.back.add(name)
+            known.back[name] = known.pools.pop(name).within
             self._changed(key)
-        known.back -= wanted.keys()
+        for name in known.back.keys() & wanted.keys():
+            del known.back[name]
         tuned = set(self._tuned(key))
         for name, one in wanted.items():
             await self._pool(key, known, seen, name, one)
@@ -223,7 +237,7 @@ class TuningKeeper:
             # The values go on; what was measured was of another configuration.
             told = None if memory is None else memory.told
             state = None if memory is None or memory.state is None else State(memory.state.values, self._clock())
-            memory = _Pool(where.pool.hash, one, state, told=told)
+            memory = _Pool(where.pool.hash, one, None if memory is None else memory.within, state, told=told)
         memory.asked, known.pools[name] = one, memory
         pods = _pods_of(seen, where)
         said = dict(zip(pods, await asyncio.gather(*map(self._replicas.page, pods.values())), strict=True))
@@ -248,6 +262,7 @@ class TuningKeeper:
         memory.state = decision.state
         wanted = {knob.value: value for knob, value in decision.knobs.items()}
         refusing = await self._tell(key, pods, memory.heard, wanted)
+        memory.within = one.widest
         before = memory.told
         status = tuning_status(name, decision, ranges, now, before.status if before is not None else None)
         memory.told = Told(status, unused, refusing)
