@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import time
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -48,8 +48,8 @@ class AdminRoutes:
             TUNING_PATH,
             self.tune,
             methods=["PUT"],
-            openapi_extra=_TUNING_BODY,
-            responses=openapi.answers(),
+            openapi_extra=openapi.body_of_struct(_Tuning),
+            responses=openapi.answers() | openapi.error(409, "another replica is meant"),
             response_class=Response,
         )
 
@@ -125,14 +125,14 @@ class _Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
         pool_hash: of the replica that is meant; an address may have gone to another one.
     """
 
-    knobs: dict[str, int]
+    knobs: Annotated[
+        dict[str, Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]],
+        msgspec.Meta(extra_json_schema={"propertyNames": {"enum": list(Knob)}}),
+    ]
     pool_hash: str | None = None
 
 
 _MAX_TUNING_BYTES: Final = 4096
-_TUNING_BODY: Final = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": msgspec.json.schema(_Tuning)}}}
-}
 
 
 def _tuning_of(body: bytes) -> _Tuning:

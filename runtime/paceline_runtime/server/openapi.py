@@ -39,10 +39,14 @@ _MEANINGS: Final = {
     503: "not now; `Retry-After` says when to come back",
     504: "the deadline cannot be kept",
 }
-_ERRORS: Final[dict[int, dict[str, Any]]] = {
-    status: {"description": meaning, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-    for status, meaning in _MEANINGS.items()
-}
+
+
+def error(status: int, meaning: str) -> dict[int, dict[str, Any]]:
+    """One of the `responses` of a route: an error in the one form."""
+    return {status: {"description": meaning, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}}
+
+
+_ERRORS: Final = {status: answer for one in _MEANINGS.items() for status, answer in error(*one).items()}
 
 
 def answers(kind: type[msgspec.Struct] | None = None, *, media: str = "application/json", streams: bool = False) -> Any:
@@ -74,6 +78,15 @@ def body_of(kind: type[BaseModel], model_name: str) -> dict[str, Any]:
     schema["additionalProperties"] = {"type": "null"}
     required = schema.get("required", [])
     schema["properties"] = {name: item if name in required else _or_null(item) for name, item in properties.items()}
+    return _request_body(schema)
+
+
+def body_of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The `requestBody` of a route that takes `kind` as it is."""
+    return _request_body(_inlined(msgspec.json.schema(kind)))
+
+
+def _request_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -31,7 +31,10 @@ import uvicorn
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from paceline_crds.runtime_config import RuntimeParameters
 from paceline_runtime.config import resolve
+from paceline_runtime.engine.knobs import in_effect, tuned
+from paceline_runtime.engine.limits import SchedulerLimits, limits_of
 from paceline_runtime.messages import (
     Abort,
     AddRequest,
@@ -44,6 +47,8 @@ from paceline_runtime.messages import (
     Ready,
     StepOutputs,
     TokenOutput,
+    Tune,
+    Tuned,
     encode_frame,
     front_decoder,
 )
@@ -56,6 +61,7 @@ from paceline_runtime.server.tokenizer import Tokenizer as PacelineTokenizer
 from paceline_runtime.server.tokenizer import load_tokenizer
 
 MAX_MODEL_LEN = 256
+STARTED = RuntimeParameters(max_model_len=MAX_MODEL_LEN)
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}{{ raise_exception('this model knows no tools') }}{% endif %}"
@@ -151,7 +157,7 @@ class ScriptedCore:
     """The engine's end of the socket. `script` is run as a task for each request that comes.
 
     Attributes:
-        probes: tests of life that came; they and aborts are answered at once, unless it is `deaf`.
+        probes: tests of life that came; they, aborts and other knobs are answered at once, unless it is `deaf`.
         more_stats: what its reports say besides the least.
     """
 
@@ -164,6 +170,7 @@ class ScriptedCore:
     probes: list[AddRequest] = field(default_factory=list)
     deaf: bool = False
     more_stats: dict[str, Any] = field(default_factory=dict)
+    limits: SchedulerLimits = field(default_factory=lambda: limits_of(STARTED, 64))
     open: set[str] = field(default_factory=set)
     step: int = 0
     writer: asyncio.StreamWriter | None = None
@@ -195,9 +202,15 @@ class ScriptedCore:
             self.open -= set(message.request_ids)
             if not self.deaf:
                 self.send(StepOutputs([], self.stats()))
+        elif isinstance(message, Tune) and not self.deaf:
+            try:
+                self.limits = tuned(STARTED, self.limits, message.knobs)
+                self.send(Tuned(in_effect(self.limits)))
+            except ValueError as error:
+                self.send(Tuned(in_effect(self.limits), str(error)))
 
     def ready(self) -> Ready:
-        knobs = {"maxNumSeqs": 32, "maxBatchedTokens": 2048, "prefillChunkTokens": 512}
+        knobs = in_effect(limits_of(STARTED, 64))
         parameters = {
             "maxModelLen": EffectiveValue(MAX_MODEL_LEN, "flag"),
             "numBlocks": EffectiveValue(64, "measured"),

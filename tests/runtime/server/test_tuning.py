@@ -81,6 +81,7 @@ def test_it_is_asked_for_with_put_and_json_only(http: httpx.Client) -> None:
 
 async def test_an_engine_that_goes_before_it_answers_is_told_as_such(front_end: Any, eventually: Any) -> None:
     async with front_end() as front:
+        front.core.deaf = True
         asking = asyncio.create_task(front.http.put(TUNING_PATH, json={"knobs": {}}))
         await eventually(lambda: front.replica.engine._tunings)
         front.core.writer.close()
