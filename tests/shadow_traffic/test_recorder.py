@@ -338,6 +338,8 @@ def forks(request, base, candidate):
     child = os.fork()
     if child:
         open(request["pid"], "w").write(str(child))
+        if request["returns"]:
+            return None
     time.sleep(3600)
 
 def prints(request, base, candidate):
@@ -413,10 +415,14 @@ def test_a_users_comparison_that_does_not_score_costs_its_score_only(
 
 
 @pytest.mark.usefixtures("plugins")
-def test_what_a_users_comparison_has_started_ends_with_it(tmp_path: Path) -> None:
-    plugin, file = Plugin("forks", timeout=5.0), tmp_path / "child"
-    assert plugin.score({"pid": str(file)}, Answer("a"), Answer("b")) is None
-    assert plugin.outcomes["timeout"] == 1
+@pytest.mark.parametrize("recorder_is_gone", [False, True])
+def test_what_a_users_comparison_has_started_ends_with_it(tmp_path: Path, recorder_is_gone: bool) -> None:
+    plugin, file = Plugin("forks", timeout=30.0 if recorder_is_gone else 5.0), tmp_path / "child"
+    assert plugin.score({"pid": str(file), "returns": recorder_is_gone}, Answer("a"), Answer("b")) is None
+    assert plugin.outcomes["none" if recorder_is_gone else "timeout"] == 1
+    if recorder_is_gone:
+        assert plugin._socket is not None
+        plugin._socket.close()  # all that is left of a process that was killed
     status = Path("/proc") / file.read_text() / "stat"
 
     def ended() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from importlib.metadata import entry_points
@@ -29,3 +31,6 @@ def main(name: str, descriptor: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    # What it has started itself ends with it, also where the recorder was killed and could end nobody.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
