@@ -7,8 +7,13 @@ asked again and again. In HTTP/1.0 an answer has no transfer coding to undo.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline_kube import JsonObject
+
+T = TypeVar("T")
 
 MAX_HEAD = 16 * 1024
 
@@ -20,6 +25,28 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+async def heard(
+    pod: JsonObject, question: Callable[[str], Awaitable[T]], gate: asyncio.Semaphore, seconds: float
+) -> T | str:
+    """What a pod says to a question, or in words why it says nothing.
+
+    Args:
+        question: asks at an address; an `OSError` or `ValueError` of it is told.
+        gate: how many are asked at a time.
+        seconds: in which the answer has to come.
+    """
+    address = (pod.get("status") or {}).get("podIP")
+    if not address:
+        return "it has no address"
+    try:
+        async with gate, asyncio.timeout(seconds):
+            return await question(address)
+    except TimeoutError:
+        return f"it did not answer within {seconds:g} s"
+    except (OSError, ValueError) as exc:
+        return str(exc) or type(exc).__name__
 
 
 async def ask(

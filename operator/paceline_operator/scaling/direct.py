@@ -15,7 +15,7 @@ from paceline_autoscaler.samples import Sample
 from paceline_autoscaler.series import Asked, Series, gauge, highest, rate
 from paceline_crds import metrics
 from paceline_kube import JsonObject
-from paceline_operator.drift.asking import ask
+from paceline_operator.drift.asking import ask, heard
 from paceline_operator.drift.replicas import port_of
 
 from .pages import values_of
@@ -195,16 +195,9 @@ class Replicas:
         return {str(pod["metadata"]["uid"]): one for pod, one in zip(asked, said, strict=True)}
 
     async def _ask(self, pod: JsonObject) -> tuple[float, Mapping[str, str] | str]:
-        address = (pod.get("status") or {}).get("podIP")
-        if not address:
-            return self.clock(), "it has no address"
-        try:
-            async with self.gate, asyncio.timeout(ASK_TIMEOUT):
-                answer = await ask(address, port_of(pod), METRICS_PATH, {"accept": "text/plain"}, MAX_BODY)
-            if answer.status != 200:
-                return self.clock(), f"it answered {answer.status}"
-            return self.clock(), self.read(answer.body.decode())
-        except TimeoutError:
-            return self.clock(), f"it did not answer within {ASK_TIMEOUT:g} s"
-        except (OSError, ValueError) as exc:
-            return self.clock(), str(exc) or type(exc).__name__
+        async def page(address: str) -> Mapping[str, str] | str:
+            answer = await ask(address, port_of(pod), METRICS_PATH, {"accept": "text/plain"}, MAX_BODY)
+            return self.read(answer.body.decode()) if answer.status == 200 else f"it answered {answer.status}"
+
+        said = await heard(pod, page, self.gate, ASK_TIMEOUT)
+        return self.clock(), said

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,10 +15,8 @@ from paceline_crds import metrics
 from paceline_crds.names import LABEL_POOL_HASH
 from paceline_crds.tuning import TUNING_PATH
 from paceline_kube import JsonObject
-from paceline_operator.drift.asking import ask
+from paceline_operator.drift.asking import ask, heard
 from paceline_operator.drift.replicas import port_of
-
-T = TypeVar("T")
 
 METRICS_PATH = "/metrics"
 ASK_TIMEOUT = 3.0
@@ -102,37 +99,24 @@ class Replicas:
 
     async def page(self, pod: JsonObject) -> Page | str:
         """What a replica says, or in words why it says nothing."""
-        return await self._safely(pod, self._page)
+
+        async def page(address: str) -> Page | str:
+            answer = await ask(address, port_of(pod), METRICS_PATH, {"accept": "text/plain"}, MAX_BODY)
+            return page_of(answer.body.decode()) if answer.status == 200 else f"it answered {answer.status}"
+
+        return await heard(pod, page, self._gate, ASK_TIMEOUT)
 
     async def tell(self, pod: JsonObject, knobs: Mapping[str, int]) -> str:
         """Have a replica run with these, and all others as at its start; in words why it does not."""
-        body = {"knobs": dict(knobs), "poolHash": (pod["metadata"].get("labels") or {}).get(LABEL_POOL_HASH)}
+        told = {"knobs": dict(knobs), "poolHash": (pod["metadata"].get("labels") or {}).get(LABEL_POOL_HASH)}
+        body = json.dumps(told).encode()
 
-        async def told(address: str, port: int) -> str:
+        async def tell(address: str) -> str:
             headers = {"content-type": "application/json"}
-            answer = await ask(
-                address, port, TUNING_PATH, headers, MAX_BODY, method="PUT", body=json.dumps(body).encode()
-            )
+            answer = await ask(address, port_of(pod), TUNING_PATH, headers, MAX_BODY, method="PUT", body=body)
             return "" if answer.status == 200 else f"it answered {answer.status}: {_message(answer.body)}"
 
-        return await self._safely(pod, told)
-
-    @staticmethod
-    async def _page(address: str, port: int) -> Page | str:
-        answer = await ask(address, port, METRICS_PATH, {"accept": "text/plain"}, MAX_BODY)
-        return page_of(answer.body.decode()) if answer.status == 200 else f"it answered {answer.status}"
-
-    async def _safely(self, pod: JsonObject, what: Callable[[str, int], Awaitable[T]]) -> T | str:
-        address = (pod.get("status") or {}).get("podIP")
-        if not address:
-            return "it has no address"
-        try:
-            async with self._gate, asyncio.timeout(ASK_TIMEOUT):
-                return await what(address, port_of(pod))
-        except TimeoutError:
-            return f"it did not answer within {ASK_TIMEOUT:g} s"
-        except (OSError, ValueError) as exc:
-            return str(exc) or type(exc).__name__
+        return await heard(pod, tell, self._gate, ASK_TIMEOUT)
 
 
 def _message(body: bytes) -> str:
