@@ -4,6 +4,9 @@ Where answers come slower than promised, prompts get smaller pieces of a step, t
 requests run at a time. Where requests wait while answers come with time to spare, the other way round. One knob at a
 time, one step, and then a pause in which it is measured what that did: a step that was of no use, or did harm, is taken
 back and not tried again for a while. What is not known changes nothing.
+
+A tight knob has a price: steps do less, and who is not let in waits. So nothing is tightened while requests wait, and
+where they wait behind a knob that was tightened it is loosened again: those who wait lose more than the others gain.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ Direction: TypeAlias = bool
 MOVED = frozenset({"Tightened", "Loosened", "Eased", "TakenBack", "WithinBounds"})
 """Reasons of a decision that moves a knob."""
 
-CALM = frozenset({"Steady", "Settling", "NotEnoughRequests"})
+CALM = frozenset({"Steady", "Settling", "NotEnoughRequests", "Overloaded"})
 """Reasons to leave everything as it is that come and go."""
 
 HELD = frozenset({"MetricsUnavailable"})
@@ -101,8 +104,8 @@ class Settings:
         room: answers come with time to spare where TPOT is below this share of what is promised.
         waiting: requests waiting for each replica from which there are many.
         noise: a share below which two measurements are the same.
-        alike: a share by which arrivals may differ for a before and an after to be comparable.
-        prompts: share of all tokens from which prompts are what makes steps long.
+        alike: a share by which arrivals, and prompts' tokens, may differ for a before and an after to be comparable.
+        prompts: share of all tokens from which prompts make steps long, and `mostly` from which nothing else does.
     """
 
     settle: float = 90.0
@@ -115,6 +118,7 @@ class Settings:
     noise: float = 0.05
     alike: float = 0.25
     prompts: float = 0.1
+    mostly: float = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ class Trial:
     tpot: float
     tokens: float
     requests: float
+    prefill: float
+    waiting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,9 @@ def tune(observed: Observed, state: State, now: float) -> Decision:
         reason = "NotEnoughRequests" if look.only_too_few else "MetricsUnavailable"
         return look.told(reason, f"held; {'; '.join(look.unknown)}", replace(state, calm_since=None))
     state = look.watched(state)
+    if state.trial is not None and look.queued(state.trial):
+        # Who waits is known at once; what it did to TPOT need not be waited for.
+        return look.take_back(state, state.trial, look.queued(state.trial))
     if now - state.changed < observed.settings.settle:
         words = f"held until what the last change did is measured, {observed.settings.settle:.0f} s after it"
         return look.told("Settling", words, state)
@@ -309,7 +318,10 @@ class _Look:
 
     @property
     def many_wait(self) -> bool:
-        return self._of("waiting") > self.observed.settings.waiting * self.observed.replicas
+        return self._many(self._of("waiting"))
+
+    def _many(self, waiting: float) -> bool:
+        return waiting > self.observed.settings.waiting * self.observed.replicas
 
     @property
     def tokens(self) -> float:
@@ -324,8 +336,8 @@ class _Look:
 
     def harm(self, trial: Trial) -> str:
         """What the last change did wrong, in words; nothing where it did what it was made for, or none can say."""
-        noise, before = self.observed.settings.noise, trial.requests
-        if abs(self._of("requests") - before) > self.observed.settings.alike * max(before, self._of("requests")):
+        noise = self.observed.settings.noise
+        if not (self._alike("requests", trial.requests) and self._alike("prefill", trial.prefill)):
             return ""  # of two different loads neither says anything about the other
         tpot = self._of("tpot")
         if trial.tighter:
@@ -337,6 +349,15 @@ class _Look:
         if self.many_wait and self.tokens < (1.0 - 2.0 * noise) * trial.tokens:
             return f"{trial.tokens:.0f} tokens per second became {self.tokens:.0f}, and requests still wait"
         return ""
+
+    def queued(self, trial: Trial) -> str:
+        """Whether a tighter knob makes requests wait, in words."""
+        if not trial.tighter or not self.many_wait or self._many(trial.waiting):
+            return ""
+        return f"{self._of('waiting'):.0f} requests wait with it, and {trial.waiting:.0f} did before"
+
+    def _alike(self, name: str, before: float) -> bool:
+        return abs(self._of(name) - before) <= self.observed.settings.alike * max(before, self._of(name))
 
     def take_back(self, state: State, trial: Trial, harm: str) -> Decision:
         value = self.values[trial.knob]
@@ -350,6 +371,8 @@ class _Look:
 
     def next(self, state: State) -> Decision:
         tpot, waiting = self._of("tpot"), self._of("waiting")
+        if self.many_wait and not self.spare:
+            return self._let_in(state)
         if tpot > self.limit:
             words = f"TPOT is {_ms(tpot)}, and {_ms(self.limit)} are promised"
             step = next(self._steps(state, TIGHTEN, True), None)
@@ -357,7 +380,7 @@ class _Look:
                 "AtMin", f"{words}; no knob has a step left that would help", state
             )
         spare = f"TPOT is {_ms(tpot)} of {_ms(self.limit)}"
-        if self.spare and self.many_wait:
+        if self.many_wait:
             words = f"{waiting:.0f} requests wait while {spare}"
             step = next(self._steps(state, LOOSEN, False), None)
             return self._change(state, step, False, "Loosened", words) or self.told(
@@ -370,6 +393,24 @@ class _Look:
             "Steady", f"{waiting:.0f} requests wait and {spare}", state
         )
 
+    def _let_in(self, state: State) -> Decision:
+        """Requests wait and answers have no time to spare: whatever was tightened is loosened, and nothing else moves.
+
+        Not judged afterwards, since TPOT is known to suffer; nor tightened again before the pause is over.
+        """
+        words = f"{self._of('waiting'):.0f} requests wait, and TPOT is {_ms(self._of('tpot'))} of {_ms(self.limit)}"
+        tight = (knob for knob in LOOSEN if knob in state.tightened and knob in self.observed.ranges)
+        for knob in tight:
+            value = self._higher(knob)
+            if value != self.values[knob] and self._binds_above(knob):
+                before = self.values[knob]
+                until = self.now + self.observed.settings.again_after
+                moved = self._moved(state, knob, value, False)
+                moved = replace(moved, barred=MappingProxyType({**state.barred, (knob, True): until}))
+                told = f"{knob} {before} → {value}: {words}; who waits behind it loses more than the others gain"
+                return replace(self, values=moved.values).told("Loosened", told, moved)
+        return self.told("Overloaded", f"held: {words}; knobs only choose who waits, more replicas are needed", state)
+
     def _change(
         self, state: State, step: tuple[Knob, int] | None, tighter: Direction, reason: str, why: str
     ) -> Decision | None:
@@ -377,7 +418,16 @@ class _Look:
             return None
         knob, value = step
         before = self.values[knob]
-        trial = Trial(knob, before, tighter, self._of("tpot"), self.tokens, self._of("requests"))
+        trial = Trial(
+            knob,
+            before,
+            tighter,
+            self._of("tpot"),
+            self.tokens,
+            self._of("requests"),
+            self._of("prefill"),
+            self._of("waiting"),
+        )
         moved = replace(self._moved(state, knob, value, tighter), trial=trial)
         return replace(self, values=moved.values).told(reason, f"{knob} {before} → {value}: {why}", moved)
 
@@ -425,10 +475,16 @@ class _Look:
         return max(value, min(higher, most))
 
     def _binds_below(self, knob: Knob) -> bool:
-        """Whether a lower value would change steps: of prompts' pieces only where prompts are computed."""
+        """Whether a lower value would make steps shorter, of prompts' pieces only where prompts are computed.
+
+        Where tokens are mostly prompts', requests that run are not what makes them long, as far as pieces can be
+        smaller; to let fewer in would only make them wait.
+        """
+        share = self._of("prefill") / max(self.tokens, 1e-9)
         if knob is Knob.MAX_NUM_SEQS:
-            return True
-        return self._of("prefill") >= self.observed.settings.prompts * max(self.tokens, 1e-9)
+            others = (one for one in TIGHTEN if one is not knob and one in self.observed.ranges)
+            return share < self.observed.settings.mostly or all(self._lower(one) == self.values[one] for one in others)
+        return share >= self.observed.settings.prompts
 
     def _binds_above(self, knob: Knob) -> bool:
         """Whether a higher value would let more in: of places where they are taken and the cache has room."""

@@ -19,6 +19,7 @@ from .rollouts.command import rollout
 from .routing import METRICS, Case, rows, simulate
 from .scaling.command import scaling
 from .trace import TraceError, read_mooncake, shared_prompt
+from .tuning.command import tuning
 from .validation.command import validate
 
 EXIT_WRONG_USE = 2
@@ -37,6 +38,7 @@ class _TraceFirst(TyperGroup):
 app = typer.Typer(cls=_TraceFirst, no_args_is_help=True, rich_markup_mode=None)
 app.command()(scaling)
 app.command()(rollout)
+app.command()(tuning)
 app.command()(validate)
 
 HEADINGS = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from paceline_crds.runtime_config import RuntimeParameters
 from paceline_runtime.engine.block_manager import BlockManager
+from paceline_runtime.engine.knobs import tuned
 from paceline_runtime.engine.limits import limits_of, rules_of
 from paceline_runtime.engine.scheduler import Batch, Refused, Scheduler
 from paceline_runtime.messages import AddRequest, SamplingParams
@@ -107,6 +108,20 @@ class EngineReplica:
     def worked(self) -> tuple[int, int]:
         """Prompt tokens computed and answer tokens made so far."""
         return self._scheduler.totals.prompt_tokens, self._scheduler.totals.generation_tokens
+
+    @property
+    def preemptions(self) -> int:
+        """Requests that lost their blocks so far."""
+        return self._scheduler.totals.preemptions
+
+    def tune(self, started: RuntimeParameters, knobs: Mapping[str, int]) -> None:
+        """Change limits from the next step on, as `PUT /v1/paceline/tuning` does.
+
+        Args:
+            started: what the scheduler was made with.
+            knobs: by camelCase name.
+        """
+        self._scheduler.limit(tuned(started, self._scheduler.limits, knobs))
 
     def report(self) -> Report:
         """Its load now."""

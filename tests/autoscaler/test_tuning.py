@@ -69,7 +69,7 @@ def test_a_queue_while_there_is_time_to_spare_lets_more_run() -> None:
 
 
 def test_between_the_two_nothing_moves() -> None:
-    for given_values in ({"tpot": 0.055, "waiting": 50.0}, {"tpot": 0.03}, {"tpot": 0.06}):
+    for given_values in ({"tpot": 0.055, "waiting": 1.0}, {"tpot": 0.03}, {"tpot": 0.06}):
         made = tune(observed(**given_values), State({SEQS: 32, BUDGET: 1024, CHUNK: 256}), 0.0)
         assert (made.reason, made.knobs) == ("Steady", {SEQS: 32, BUDGET: 1024, CHUNK: 256})
 
@@ -91,6 +91,42 @@ def test_after_a_calm_time_a_knob_goes_back_to_where_it_was_started() -> None:
         state = made.state
     assert found[0] == (600, 176)
     assert found[-1][1] == 512
+
+
+# The price of a tight knob.
+
+
+@pytest.mark.parametrize("tpot", [0.055, 0.09])
+def test_nothing_is_tightened_while_requests_wait_and_it_says_what_would_help(tpot: float) -> None:
+    made = tune(observed(tpot=tpot, waiting=50.0), State(), 0.0)
+    assert (made.reason, made.knobs) == ("Overloaded", {SEQS: 64, BUDGET: 2048, CHUNK: 512})
+    assert "more replicas are needed" in made.message
+
+
+def test_a_tighter_knob_behind_which_requests_begin_to_wait_is_taken_back_at_once() -> None:
+    first = tune(observed(**SLOW), State(), 0.0)
+    soon = tune(observed(**{**SLOW, "waiting": 9.0}), first.state, 10.0)
+    assert (soon.reason, soon.knobs[CHUNK]) == ("TakenBack", 512)
+    assert soon.message == "prefillChunkTokens 352 goes back to 512: 9 requests wait with it, and 0 did before"
+
+
+def test_requests_that_wait_behind_a_tight_knob_are_let_in_and_it_is_not_tightened_again_soon() -> None:
+    tight = State({SEQS: 16, BUDGET: 2048, CHUNK: 512}, tightened={SEQS: -1000.0})
+    queue = {"tpot": 0.055, "waiting": 40.0, "running": 16.0, "prefill": 10.0}
+    made = tune(observed(**queue), tight, 0.0)
+    assert (made.reason, made.knobs) == ("Loosened", {SEQS: 21, BUDGET: 2048, CHUNK: 512})
+    slow = {"tpot": 0.09, "running": 21.0, "prefill": 10.0}
+    assert tune(observed(**slow), made.state, SETTINGS.settle).reason == "AtMin"
+    assert tune(observed(**slow), made.state, SETTINGS.again_after).knobs[SEQS] < 21
+
+
+def test_where_prompts_are_what_makes_steps_long_nobody_is_kept_waiting_for_a_place() -> None:
+    """Long documents beside a chat: to let fewer run made answers no faster, and the queue hundreds long."""
+    barred = {(CHUNK, True): 900.0, (BUDGET, True): 900.0}
+    documents = {"tpot": 0.09, "prefill": 12_000.0, "decode": 900.0}
+    assert tune(observed(**documents), State(barred=barred), 0.0).reason == "AtMin"
+    answers = {**documents, "prefill": 900.0}
+    assert tune(observed(**answers), State(barred=barred), 0.0).knobs[SEQS] < 64
 
 
 # What is not known.
@@ -272,9 +308,12 @@ def test_no_value_ever_leaves_its_range_nor_moves_unasked_nor_to_and_fro(
 
 @dataclass
 class Plant:
-    """An engine whose steps take a floor, and so much for each request and each token of prompts' pieces in it."""
+    """An engine whose steps take a floor, and so much for each request and each token of prompts' pieces in it: smaller
+    pieces make shorter steps, and compute fewer of the tokens that come.
+    """
 
     offered: float = 1.0
+    prompts: float = 1500.0
     floor: float = 0.010
     per_seq: float = 0.0005
     per_token: float = 0.00015
@@ -283,13 +322,13 @@ class Plant:
         running = min(knobs[SEQS], 64.0 * self.offered)
         piece = min(knobs[CHUNK], knobs[BUDGET] - running)
         step = self.floor + self.per_seq * running + self.per_token * piece
-        done = min(1.0, 0.06 / step)
+        done = min(self.offered * self.prompts, piece / step)
         return samples(
             tpot=step,
             requests=4.0 * self.offered,
-            prefill=piece / step,
+            prefill=done,
             decode=running / step,
-            waiting=max(0.0, 20.0 * (self.offered - done)),
+            waiting=20.0 * (self.offered - done / self.prompts),
             running=running,
         )
 
@@ -312,3 +351,16 @@ def test_in_a_loop_it_comes_to_rest_within_the_promise_and_follows_the_load_back
     calm = plant.samples(dict(state.values)).tpot
     assert isinstance(calm, Present)
     assert calm.value <= LIMIT
+
+
+def test_in_a_loop_that_smaller_pieces_cannot_carry_it_stays_with_larger_ones() -> None:
+    plant, state, reasons = Plant(prompts=3500.0), State(), []
+    for now in range(0, 7200, 10):
+        made = tune(Observed(plant.samples(dict(within(RANGES, state.values))), RANGES, LIMIT, 1), state, float(now))
+        reasons.append(made.reason)
+        state = made.state
+    at_rest, tightest = (plant.samples({**state.values, CHUNK: chunk}).waiting for chunk in (state.values[CHUNK], 64))
+    assert isinstance(at_rest, Present)
+    assert isinstance(tightest, Present)
+    assert at_rest.value <= SETTINGS.waiting < tightest.value
+    assert "TakenBack" in reasons

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from paceline_simulator.commands import app
 from paceline_simulator.scaling.arrivals import Arrival, Trace, read, requests
-from paceline_simulator.scaling.constructed import RULES, SECONDS, construct
+from paceline_simulator.scaling.constructed import DAY, RULES, SECONDS, construct
 from paceline_simulator.scaling.fleet import Conditions
+from paceline_simulator.scaling.runs import Task, runner
 from paceline_simulator.scaling.search import Knobs, Score, search
 from paceline_simulator.scaling.setup import set_up, work_peaks
-from paceline_simulator.scaling.study import Found, interval, unreached, verdict
+from paceline_simulator.scaling.study import WARM_UP, Found, interval, study, unreached, verdict
 from paceline_simulator.trace import TraceError
 
 AZURE = (
@@ -60,7 +61,7 @@ def test_copies_share_no_blocks() -> None:
     assert [request.arrival for request in made] == sorted(request.arrival for request in made)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name != "day"])
 def test_constructed_traces_are_the_same_every_time_and_need_a_fleet_at_their_peak(name: str) -> None:
     trace = construct(name)
     assert trace == construct(name)
@@ -72,7 +73,7 @@ def test_constructed_traces_are_the_same_every_time_and_need_a_fleet_at_their_pe
 
 
 def test_a_stretched_trace_goes_at_the_same_rates_for_longer() -> None:
-    usual, long = construct("cycle"), construct("cycle", stretch=2.0)
+    usual, long = construct("cycle"), construct("cycle", stretch=2.0, seconds=2.0 * SECONDS)
     assert long.name == "cycle x2"
     assert long.length == pytest.approx(2.0 * usual.length, rel=0.01)
     assert len(long.arrivals) == pytest.approx(2 * len(usual.arrivals), rel=0.05)
@@ -192,3 +193,32 @@ def test_a_policy_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["trace.csv", "--stretch", "2"])
     assert result.exit_code == 2
     assert "--stretch" in result.output
+
+
+def test_seeds_run_at_a_time_give_what_they_give_one_after_the_other() -> None:
+    setup = set_up(construct("steps", seconds=600.0), Conditions(start_up=30.0), "8b", copies=1)
+    task = Task("static", {"replicas": 2.0}, 100.0)
+    with runner(setup, 1) as one_by_one, runner(setup, 2) as together:
+        assert one_by_one(task, [0, 1, 2]) == together(task, [0, 1, 2])
+
+
+def test_settings_are_judged_by_all_seeds() -> None:
+    setup = set_up(construct("steps", seconds=900.0), Conditions(start_up=30.0), "8b", copies=1)
+    one = study(setup, ["static"], 0.99, [0])[0]
+    three = study(setup, ["static"], 0.99, [0, 1, 2])[0]
+    half = setup.trace.length / 2.0
+    task = Task("static", three.knobs, WARM_UP * half, half)
+    with runner(setup, 1) as results:
+        shares = [result.figures["slo_attainment"] for result in results(task, [0, 1, 2])]
+    assert three.on_first_half.attainment == pytest.approx(sum(shares) / 3.0)
+    assert one.figures["gpu_hours"] == three.figures["gpu_hours"][:1]
+
+
+def test_a_day_is_quiet_at_night_and_no_two_are_alike() -> None:
+    trace = construct("day", seconds=2.0 * DAY)
+    hours = [0] * 48
+    for one in trace.arrivals:
+        hours[int(one.at // 3600.0)] += 1
+    for day in (0, 24):
+        assert max(hours[day : day + 6]) < min(hours[day + 9], hours[day + 15])
+    assert sum(hours[:24]) != pytest.approx(sum(hours[24:]), rel=0.01)

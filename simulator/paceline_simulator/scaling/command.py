@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from pathlib import Path
 from typing import Annotated
@@ -57,8 +58,16 @@ def scaling(
     stretch: Annotated[
         float, typer.Option(min=0.1, help="Of a trace made here everything lasts so many times as long.")
     ] = 1.0,
-    hours: Annotated[float, typer.Option(min=0.01, help="Only so much of the trace's beginning.")] = 2.0,
-    limit: Annotated[int, typer.Option(min=10, help="And of that so many of the first requests.")] = MOST_REQUESTS,
+    hours: Annotated[
+        float, typer.Option(min=0.01, help="Only so much of the trace's beginning; one made here lasts so long.")
+    ] = 2.0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=10,
+            help=f"And of that so many of the first requests. Default: {MOST_REQUESTS:,} of a file, else all.",
+        ),
+    ] = None,
     exact: Annotated[
         bool,
         typer.Option(
@@ -66,6 +75,9 @@ def scaling(
             help="Score with the router's own choice of a replica and the engine's own scheduler; takes minutes.",
         ),
     ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Seeds that are run at a time. Default: as many as cores.")
+    ] = len(os.sched_getaffinity(0)),
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
 ) -> None:
     """Compare autoscalers on a trace: attainment of the objectives, GPU-hours, violations and flaps.
@@ -78,7 +90,9 @@ def scaling(
 
       paceline simulate steps --start-up 300 --outage 2000-2600
 
-      paceline simulate cycle --start-up 600 --stretch 2 --hours 4 --limit 100000
+      paceline simulate cycle --start-up 600 --stretch 2 --hours 4
+
+      paceline simulate day --hours 72 --seeds 2
     """
     chosen = [name.strip() for name in policy.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in POLICIES]
@@ -88,8 +102,8 @@ def scaling(
         raise typer.BadParameter(f"write one of {', '.join(MODELS)}, not {model!r}", param_hint="--model")
     conditions = Conditions(start_up, tuple(_span(text) for text in outage or ()), tuple(failure or ()))
     try:
-        whole = _trace(trace, stretch)
-        part = whole.first(3600.0 * hours, limit)
+        whole, most = _trace(trace, stretch, hours)
+        part = whole.first(3600.0 * hours, limit or most)
         if len(part.arrivals) < len(whole.arrivals):
             told = f"the first {len(part.arrivals):,} of {len(whole.arrivals):,} requests, {part.length / 3600:.2f} h"
             typer.echo(f"{told}; see --hours and --limit", err=True)
@@ -98,7 +112,7 @@ def scaling(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
     numbers = list(range(seeds))
-    found = study(setup, chosen, goal, numbers, exact, lambda line: typer.echo(line, err=True))
+    found = study(setup, chosen, goal, numbers, exact, lambda line: typer.echo(line, err=True), jobs)
     show(_table(setup, found, goal))
     for words in unreached(setup, found, goal):
         typer.echo(words)
@@ -111,12 +125,14 @@ def scaling(
         typer.echo(f"written: {out / 'plot.svg'}")
 
 
-def _trace(name: str, stretch: float) -> Trace:
+def _trace(name: str, stretch: float, hours: float) -> tuple[Trace, int]:
+    """The trace, and how many of its requests are taken where nothing is said."""
     if name in RULES and not Path(name).exists():
-        return construct(name, stretch=stretch)
+        made = construct(name, stretch=stretch, seconds=3600.0 * hours)
+        return made, len(made.arrivals)
     if stretch != 1.0:
         raise typer.BadParameter(f"write one of {', '.join(RULES)} beside it, not {name!r}", param_hint="--stretch")
-    return read(Path(name))
+    return read(Path(name)), MOST_REQUESTS
 
 
 def _span(text: str) -> tuple[float, float]:

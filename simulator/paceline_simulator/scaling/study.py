@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_bench.results import Row
-from paceline_simulator.exact import replica_of
 
-from .arrivals import requests
-from .dispatch import RouterChoice
-from .fleet import Run, ScaledFleet, kept
-from .search import Knobs, Score, make, search
+from .runs import Task, runner
+from .search import Knobs, Score, search
 from .setup import Setup
 
 METRICS = {"slo_attainment": "share", "gpu_hours": "h", "violations": "requests", "flaps": "changes"}
@@ -52,32 +49,6 @@ class Found:
     changes: list[tuple[float, int]] = field(default_factory=list)
 
 
-def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.inf, exact: bool = False) -> Run:
-    """One run, on what arrives before a time.
-
-    Args:
-        exact: with the router's own choice of a replica and the engine's own scheduler.
-    """
-    trace = setup.trace if until == math.inf else setup.trace.first(until, len(setup.trace.arrivals))
-    made = [request for request in requests(trace, setup.copies, setup.shift, seed) if request.arrival < until]
-    scaler = make(policy, knobs, setup)
-    dispatch, serving = (RouterChoice(), lambda: replica_of(setup.model)) if exact else (None, None)
-    fleet = ScaledFleet(setup.model, scaler, setup.conditions, setup.first, seed, dispatch, serving, setup.objectives)
-    return fleet.run(made)
-
-
-def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
-    """The figures of what arrived between two times."""
-    those = [request for request in outcome.requests if since <= request.arrival < until]
-    good = sum(kept(request, setup.objectives) for request in those)
-    return {
-        "slo_attainment": good / len(those),
-        "gpu_hours": setup.gpus * outcome.gpu_hours(since, min(until, outcome.end)),
-        "violations": float(len(those) - good),
-        "flaps": float(outcome.flaps(since, until)),
-    }
-
-
 def study(
     setup: Setup,
     policies: Sequence[str],
@@ -85,30 +56,35 @@ def study(
     seeds: Sequence[int],
     exact: bool = False,
     progress: Callable[[str], None] = lambda line: None,
+    jobs: int = 1,
 ) -> list[Found]:
     """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold.
 
+    Settings are judged by the mean over the seeds: of one run of half a trace a lucky one would be believed.
+
     Args:
         exact: score with the router's own choice of a replica and the engine's own scheduler; the search stays quick.
+        jobs: seeds that are run at a time, each in a process of its own.
     """
     half = setup.trace.length / 2.0
     found = []
-    for policy in policies:
+    with runner(setup, min(jobs, len(seeds))) as results:
+        for policy in policies:
 
-        def score(knobs: Knobs, policy: str = policy) -> Score:
-            got = figures(setup, run(setup, policy, knobs, seeds[0], half), WARM_UP * half, half)
-            return Score(got["slo_attainment"], got["gpu_hours"])
+            def score(knobs: Knobs, policy: str = policy) -> Score:
+                got = [one.figures for one in results(Task(policy, knobs, WARM_UP * half, half), seeds)]
+                return Score(_mean(got, "slo_attainment"), _mean(got, "gpu_hours"))
 
-        knobs, first, tried = search(policy, setup, goal + RESERVE * (1.0 - goal), score)
-        one = Found(policy, knobs, first, tried, {metric: [] for metric in METRICS})
-        for seed in seeds:
-            outcome = run(setup, policy, knobs, seed, exact=exact)
-            one.changes = one.changes or outcome.changes
-            for metric, value in figures(setup, outcome, half, math.inf).items():
-                one.figures[metric].append(value)
-        progress(f"{policy}: {tried} settings tried, {_words(knobs)}")
-        found.append(one)
+            knobs, first, tried = search(policy, setup, goal + RESERVE * (1.0 - goal), score)
+            runs = results(Task(policy, knobs, half, exact=exact), seeds)
+            by_metric = {metric: [one.figures[metric] for one in runs] for metric in METRICS}
+            found.append(Found(policy, knobs, first, tried, by_metric, runs[0].changes))
+            progress(f"{policy}: {tried} settings tried, {_words(knobs)}")
     return found
+
+
+def _mean(figures: Sequence[Mapping[str, float]], metric: str) -> float:
+    return statistics.fmean(one[metric] for one in figures)
 
 
 def _words(knobs: Knobs) -> str:

@@ -1,0 +1,74 @@
+"""One replica and the real `tune`, asked every ten seconds as the operator asks it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline_autoscaler.samples import NotANumber, Sample, exactly
+from paceline_autoscaler.tuning import MOVED, Decision, Observed, Range, Samples, State, tune
+from paceline_crds.runtime_config import RuntimeParameters
+from paceline_crds.tuning import Knob
+from paceline_simulator.engine import Request
+from paceline_simulator.exact import EngineReplica
+
+EVERY = 10.0
+WINDOW = 60.0
+FEWEST_ENDED = 20
+"""Requests that have to have ended in a window for a percentile of them to say something."""
+
+
+@dataclass
+class Tuner:
+    """Moves a replica's knobs within ranges, or leaves them where they are if there is none.
+
+    Attributes:
+        limit: seconds per token that are promised to the share `level` of the requests.
+        moves: decisions that moved a knob, with their time.
+    """
+
+    replica: EngineReplica
+    started: RuntimeParameters
+    ranges: Mapping[Knob, Range]
+    limit: float
+    level: float = 0.9
+    moves: list[tuple[float, Decision]] = field(default_factory=list)
+    _state: State = field(default_factory=State)
+    _points: deque[tuple[float, int, int, int, int]] = field(default_factory=deque)
+
+    def look(self, arrived: int, open_or_ended: Sequence[Request], now: float) -> None:
+        """Measure, decide, and set what was decided.
+
+        Args:
+            arrived: requests so far.
+            open_or_ended: of them, at least those that ended in the window.
+        """
+        self._points.append((now, arrived, *self.replica.worked, self.replica.preemptions))
+        while len(self._points) > 2 and self._points[1][0] <= now - WINDOW:
+            self._points.popleft()
+        span = now - self._points[0][0]
+        if not self.ranges or span < WINDOW:
+            return
+        observed = Observed(self._samples(open_or_ended, now, span), self.ranges, self.limit, 1)
+        decision = tune(observed, self._state, now)
+        self._state = decision.state
+        if decision.reason in MOVED:
+            self.moves.append((now, decision))
+            self.replica.tune(self.started, {knob.value: value for knob, value in decision.knobs.items()})
+
+    def _samples(self, requests: Sequence[Request], now: float, span: float) -> Samples:
+        first, last = self._points[0], self._points[-1]
+        arrived, prefill, decode, preempted = (
+            exactly((after - before) / span, now) for before, after in zip(first[1:], last[1:], strict=True)
+        )
+        tpots = sorted(
+            (one.done - one.first_token) / (one.output_tokens - 1)
+            for one in requests
+            if now - span <= one.done <= now and one.output_tokens > 1
+        )
+        tpot: Sample = NotANumber(f"{len(tpots)} requests ended, a percentile needs {FEWEST_ENDED}")
+        if len(tpots) >= FEWEST_ENDED:
+            tpot = exactly(tpots[int(self.level * len(tpots))], now)
+        waiting, running = exactly(self.replica.queued, now), exactly(self.replica.running, now)
+        return Samples(tpot, arrived, prefill, decode, waiting, running, preempted)
