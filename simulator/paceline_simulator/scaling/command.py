@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from paceline_bench.results import write
@@ -112,7 +114,10 @@ def scaling(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
     numbers = list(range(seeds))
-    found = study(setup, chosen, goal, numbers, exact, lambda line: typer.echo(line, err=True), jobs)
+    errors = Console(stderr=True, highlight=False)
+    told = partial(errors.print, soft_wrap=True)
+    with errors.status("") as status:
+        found = study(setup, chosen, goal, numbers, exact, told, status.update, jobs)
     show(_table(setup, found, goal))
     for words in unreached(setup, found, goal):
         typer.echo(words)

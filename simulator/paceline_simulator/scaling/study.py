@@ -56,6 +56,7 @@ def study(
     seeds: Sequence[int],
     exact: bool = False,
     progress: Callable[[str], None] = lambda line: None,
+    trying: Callable[[str], None] = lambda line: None,
     jobs: int = 1,
 ) -> list[Found]:
     """Search and score every policy; the second half is scored in runs of the whole trace, so that none starts cold.
@@ -64,6 +65,8 @@ def study(
 
     Args:
         exact: score with the router's own choice of a replica and the engine's own scheduler; the search stays quick.
+        progress: is told of every policy that is done.
+        trying: is told of every setting before it is tried.
         jobs: seeds that are run at a time, each in a process of its own.
     """
     half = setup.trace.length / 2.0
@@ -72,10 +75,12 @@ def study(
         for policy in policies:
 
             def score(knobs: Knobs, policy: str = policy) -> Score:
+                trying(f"{policy}: trying {_words(knobs)} on the first half")
                 got = [one.figures for one in results(Task(policy, knobs, WARM_UP * half, half), seeds)]
                 return Score(_mean(got, "slo_attainment"), _mean(got, "gpu_hours"))
 
             knobs, first, tried = search(policy, setup, goal + RESERVE * (1.0 - goal), score)
+            trying(f"{policy}: {_words(knobs)} on the whole")
             runs = results(Task(policy, knobs, half, exact=exact), seeds)
             by_metric = {metric: [one.figures[metric] for one in runs] for metric in METRICS}
             found.append(Found(policy, knobs, first, tried, by_metric, runs[0].changes))
