@@ -5,8 +5,9 @@ requests run at a time. Where requests wait while answers come with time to spar
 time, one step, and then a pause in which it is measured what that did: a step that was of no use, or did harm, is taken
 back and not tried again for a while. What is not known changes nothing.
 
-A tight knob has a price: steps do less, and who is not let in waits. So nothing is tightened while requests wait, and
-where they wait behind a knob that was tightened it is loosened again: those who wait lose more than the others gain.
+A tight knob has a price: steps do less, and who is not let in waits. So nothing is tightened while requests wait too
+long, and where they do behind a knob that was tightened it is loosened again. Too long is what misses the promise for
+the first token; where there is none, more than a few requests that wait.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Samples:
     Attributes:
         tpot: seconds per token, as the promised share of the requests that ended had it at the most; no number while
             too few ended for that.
+        ttft: seconds to the first token likewise, of those that got theirs.
         requests: arrivals per second.
         prefill, decode: prompt tokens computed, and answer tokens made, per second.
         waiting, running: requests, at this moment.
@@ -63,6 +65,7 @@ class Samples:
     waiting: Sample
     running: Sample
     preempted: Sample
+    ttft: Sample
 
     def all(self) -> Iterator[tuple[str, Sample]]:
         """Each by its name."""
@@ -123,7 +126,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change that is not judged yet, and what was measured before it."""
+    """A change that is not judged yet, and what was measured before it; `queued`: requests waited too long."""
 
     knob: Knob
     before: int
@@ -132,7 +135,7 @@ class Trial:
     tokens: float
     requests: float
     prefill: float
-    waiting: float
+    queued: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ class Observed:
     Attributes:
         ranges: of the knobs that may change.
         limit: seconds per token that are promised; None where nothing is.
+        first_limit: seconds to the first token that are promised; None where nothing is.
         replicas: that are ready, and measured.
         rolling: whether another revision is on its way: what is compared must not change meanwhile.
         measuring: why samples are not there yet, in words, where nothing is wrong with that: replicas have just begun.
@@ -173,6 +177,7 @@ class Observed:
     replicas: int
     rolling: bool = False
     measuring: str = ""
+    first_limit: float | None = None
     settings: Settings = field(default_factory=Settings)
 
 
@@ -291,6 +296,8 @@ class _Look:
 
     def _faults(self) -> dict[str, str]:
         found = {name: why for name, sample in self.observed.samples.all() if (why := why_unknown(sample)) is not None}
+        if self.observed.first_limit is None or isinstance(self.observed.samples.ttft, NotANumber):
+            found.pop("ttft", None)  # nobody asks, or nobody was given a first token: then the queue says it
         if self.idle and isinstance(self.observed.samples.tpot, NotANumber):
             found.pop("tpot", None)
         return found
@@ -300,7 +307,8 @@ class _Look:
         known = {
             name: sample.value if isinstance(sample, Present) else None for name, sample in self.observed.samples.all()
         }
-        return {**known, "limit": self.observed.limit, "replicas": float(self.observed.replicas)}
+        limits = {"limit": self.observed.limit, "first_limit": self.observed.first_limit}
+        return {**known, **limits, "replicas": float(self.observed.replicas)}
 
     def _of(self, name: str) -> float:
         sample = getattr(self.observed.samples, name)
@@ -318,10 +326,19 @@ class _Look:
 
     @property
     def many_wait(self) -> bool:
-        return self._many(self._of("waiting"))
+        """Requests wait too long."""
+        first = self.observed.first_limit
+        if first is not None and isinstance(self.observed.samples.ttft, Present):
+            return self._of("ttft") > first
+        return self._of("waiting") > self.observed.settings.waiting * self.observed.replicas
 
-    def _many(self, waiting: float) -> bool:
-        return waiting > self.observed.settings.waiting * self.observed.replicas
+    @property
+    def wait(self) -> str:
+        """How long, in words."""
+        first = self.observed.first_limit
+        if first is not None and isinstance(self.observed.samples.ttft, Present):
+            return f"TTFT is {_ms(self._of('ttft'))}, and {_ms(first)} are promised"
+        return f"{self._of('waiting'):.0f} requests wait"
 
     @property
     def tokens(self) -> float:
@@ -352,9 +369,9 @@ class _Look:
 
     def queued(self, trial: Trial) -> str:
         """Whether a tighter knob makes requests wait, in words."""
-        if not trial.tighter or not self.many_wait or self._many(trial.waiting):
+        if not trial.tighter or not self.many_wait or trial.queued:
             return ""
-        return f"{self._of('waiting'):.0f} requests wait with it, and {trial.waiting:.0f} did before"
+        return f"with it {self.wait}"
 
     def _alike(self, name: str, before: float) -> bool:
         return abs(self._of(name) - before) <= self.observed.settings.alike * max(before, self._of(name))
@@ -381,7 +398,7 @@ class _Look:
             )
         spare = f"TPOT is {_ms(tpot)} of {_ms(self.limit)}"
         if self.many_wait:
-            words = f"{waiting:.0f} requests wait while {spare}"
+            words = f"{self.wait}, while {spare}"
             step = next(self._steps(state, LOOSEN, False), None)
             return self._change(state, step, False, "Loosened", words) or self.told(
                 "AtMax", f"{words}; no knob has a step left that would help", state
@@ -398,7 +415,7 @@ class _Look:
 
         Not judged afterwards, since TPOT is known to suffer; nor tightened again before the pause is over.
         """
-        words = f"{self._of('waiting'):.0f} requests wait, and TPOT is {_ms(self._of('tpot'))} of {_ms(self.limit)}"
+        words = f"{self.wait}, and TPOT is {_ms(self._of('tpot'))} of {_ms(self.limit)}"
         tight = (knob for knob in LOOSEN if knob in state.tightened and knob in self.observed.ranges)
         for knob in tight:
             value = self._higher(knob)
@@ -426,7 +443,7 @@ class _Look:
             self.tokens,
             self._of("requests"),
             self._of("prefill"),
-            self._of("waiting"),
+            self.many_wait,
         )
         moved = replace(self._moved(state, knob, value, tighter), trial=trial)
         return replace(self, values=moved.values).told(reason, f"{knob} {before} → {value}: {why}", moved)
@@ -499,4 +516,4 @@ def _named(values: Values) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1000.0 * seconds:.3g} ms"
+    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"

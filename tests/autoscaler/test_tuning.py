@@ -19,7 +19,7 @@ SEQS, BUDGET, CHUNK = Knob.MAX_NUM_SEQS, Knob.MAX_BATCHED_TOKENS, Knob.PREFILL_C
 RANGES = {SEQS: Range(8, 64, 64), BUDGET: Range(256, 2048, 2048), CHUNK: Range(64, 512, 512)}
 LIMIT = 0.06
 SETTINGS = Settings()
-NAMES = ("tpot", "requests", "prefill", "decode", "waiting", "running", "preempted")
+NAMES = ("tpot", "requests", "prefill", "decode", "waiting", "running", "preempted", "ttft")
 USUAL = {
     "tpot": 0.055,
     "requests": 4.0,
@@ -28,6 +28,7 @@ USUAL = {
     "waiting": 0.0,
     "running": 30.0,
     "preempted": 0.0,
+    "ttft": 0.4,
 }
 
 
@@ -36,8 +37,11 @@ def samples(**values: float | Sample) -> Samples:
     return Samples(**{name: exactly(v, 0.0) if isinstance(v := found[name], float) else v for name in NAMES})
 
 
-def observed(ranges: dict[Knob, Range] | None = None, replicas: int = 1, **values: Any) -> Observed:
-    return Observed(samples(**values), RANGES if ranges is None else ranges, LIMIT, replicas)
+def observed(
+    ranges: dict[Knob, Range] | None = None, replicas: int = 1, first_limit: float | None = None, **values: Any
+) -> Observed:
+    allowed = RANGES if ranges is None else ranges
+    return Observed(samples(**values), allowed, LIMIT, replicas, first_limit=first_limit)
 
 
 SLOW, WAITING = {"tpot": 0.09}, {"tpot": 0.03, "waiting": 9.0, "running": 64.0}
@@ -107,7 +111,7 @@ def test_a_tighter_knob_behind_which_requests_begin_to_wait_is_taken_back_at_onc
     first = tune(observed(**SLOW), State(), 0.0)
     soon = tune(observed(**{**SLOW, "waiting": 9.0}), first.state, 10.0)
     assert (soon.reason, soon.knobs[CHUNK]) == ("TakenBack", 512)
-    assert soon.message == "prefillChunkTokens 352 goes back to 512: 9 requests wait with it, and 0 did before"
+    assert soon.message == "prefillChunkTokens 352 goes back to 512: with it 9 requests wait"
 
 
 def test_requests_that_wait_behind_a_tight_knob_are_let_in_and_it_is_not_tightened_again_soon() -> None:
@@ -118,6 +122,16 @@ def test_requests_that_wait_behind_a_tight_knob_are_let_in_and_it_is_not_tighten
     slow = {"tpot": 0.09, "running": 21.0, "prefill": 10.0}
     assert tune(observed(**slow), made.state, SETTINGS.settle).reason == "AtMin"
     assert tune(observed(**slow), made.state, SETTINGS.again_after).knobs[SEQS] < 21
+
+
+def test_how_long_requests_may_wait_is_what_is_promised_for_the_first_token_where_something_is() -> None:
+    in_time = {"ttft": 1.5, "waiting": 30.0, "first_limit": 2.0}
+    assert tune(observed(**SLOW, **in_time), State(), 0.0).reason == "Tightened"
+    late = {**in_time, "ttft": 2.5, "waiting": 0.0}
+    made = tune(observed(**SLOW, **late), State(), 0.0)
+    assert made.reason == "Overloaded"
+    assert "TTFT is 2.5 s, and 2 s are promised, and TPOT is 90 ms of 60 ms" in made.message
+    assert tune(observed(tpot=0.03, running=30.0, **late), State({CHUNK: 256}), 0.0).reason == "Loosened"
 
 
 def test_where_prompts_are_what_makes_steps_long_nobody_is_kept_waiting_for_a_place() -> None:
@@ -135,7 +149,7 @@ FAULTS = (Absent("gone"), Stale(0.2, 60.0), NotANumber("NaN"), Present(1.0, 0.0,
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ttft"])
 @pytest.mark.parametrize("values", [SLOW, WAITING], ids=["slow", "waiting"])
 def test_what_is_not_known_changes_nothing_and_is_named(name: str, fault: Sample, values: dict[str, float]) -> None:
     state = State({SEQS: 32, BUDGET: 1024, CHUNK: 256})
@@ -143,6 +157,16 @@ def test_what_is_not_known_changes_nothing_and_is_named(name: str, fault: Sample
     assert made.knobs == state.values
     assert made.reason in ("MetricsUnavailable", "NotEnoughRequests")
     assert name in made.message
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_first_token_that_is_promised_has_to_be_known_and_one_that_is_not_need_not(fault: Sample) -> None:
+    """No number is another matter: nobody was given a first token, so that the queue says how long they wait."""
+    promised = tune(observed(**SLOW, ttft=fault, first_limit=2.0), State(), 0.0)
+    assert promised.reason == ("Tightened" if isinstance(fault, NotANumber) else "MetricsUnavailable")
+    queue = tune(observed(**SLOW, ttft=fault, waiting=9.0, first_limit=2.0), State(), 0.0)
+    assert queue.reason == ("Overloaded" if isinstance(fault, NotANumber) else "MetricsUnavailable")
+    assert tune(observed(**SLOW, ttft=fault), State(), 0.0).reason == "Tightened"
 
 
 def test_while_another_revision_comes_or_nothing_is_promised_nothing_follows_load() -> None:
@@ -249,6 +273,7 @@ SAMPLES = st.builds(
     waiting=a_sample(0.0, 50.0),
     running=a_sample(0.0, 200.0),
     preempted=a_sample(0.0, 1.0),
+    ttft=a_sample(0.0, 5.0),
 )
 
 
@@ -271,9 +296,10 @@ def ranges(draw: Callable[..., Any]) -> dict[Knob, Range]:
     st.lists(st.tuples(SAMPLES, st.floats(1.0, 300.0), st.booleans()), min_size=1, max_size=60),
     ranges(),
     st.integers(0, 3),
+    st.none() | st.floats(0.1, 3.0),
 )
 def test_no_value_ever_leaves_its_range_nor_moves_unasked_nor_to_and_fro(
-    looks: list[tuple[Samples, float, bool]], allowed: dict[Knob, Range], replicas: int
+    looks: list[tuple[Samples, float, bool]], allowed: dict[Knob, Range], replicas: int, first: float | None
 ) -> None:
     now, state = 0.0, State()
     moves: dict[Knob, list[tuple[float, int]]] = {knob: [] for knob in allowed}
@@ -281,7 +307,7 @@ def test_no_value_ever_leaves_its_range_nor_moves_unasked_nor_to_and_fro(
     for number, (said, pause, rolling) in enumerate(looks):
         now += pause
         before = within(allowed, state.values)
-        made = tune(Observed(said, allowed, LIMIT, replicas, rolling), state, now)
+        made = tune(Observed(said, allowed, LIMIT, replicas, rolling, first_limit=first), state, now)
         assert made.knobs.keys() == allowed.keys()
         for knob, value in made.knobs.items():
             assert allowed[knob].least <= value <= allowed[knob].most
@@ -289,10 +315,10 @@ def test_no_value_ever_leaves_its_range_nor_moves_unasked_nor_to_and_fro(
         different = [knob for knob in allowed if made.knobs[knob] != before[knob]]
         assert len(different) <= 1
         if different:
-            known = [one for name, one in said.all() if name != "tpot"]
+            known = [one for name, one in said.all() if name not in ("tpot", "ttft")]
             assert all(isinstance(one, Present) and one.complete for one in known)
             assert not rolling
-            assert now - last >= SETTINGS.settle
+            assert now - last >= SETTINGS.settle or made.reason == "TakenBack", "a queue is not waited for"
             last = now
             moves[different[0]].append((now, made.knobs[different[0]] - before[different[0]]))
         state = made.state

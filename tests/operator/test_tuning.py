@@ -47,10 +47,10 @@ def test_a_pool_has_the_ranges_of_its_service_knob_by_knob_unless_it_has_its_own
         {"name": "long", "runtime": {"autoRanges": {"maxNumSeqs": {"min": 2, "max": 4}}}},
         {"name": "slow", "slo": {"tpot": {"p99": "1s"}}},
     ]
-    found = asked(service(runtime=RANGED, slo=SLO, pools=pools))
+    found = asked(service(runtime=RANGED, slo={**SLO, "ttft": {"p90": "800ms", "p99": "2s"}}, pools=pools))
     assert found == {
-        "default": Asked({SEQS: (8, 32), CHUNK: (64, 512)}, 0.06, 0.9),
-        "long": Asked({SEQS: (2, 4), CHUNK: (64, 512)}, 0.06, 0.9),
+        "default": Asked({SEQS: (8, 32), CHUNK: (64, 512)}, 0.06, 0.9, first_limit=0.8),
+        "long": Asked({SEQS: (2, 4), CHUNK: (64, 512)}, 0.06, 0.9, first_limit=0.8),
         "slow": Asked({SEQS: (8, 32), CHUNK: (64, 512)}, 1.0, 0.99),
     }
     assert allowed(service(runtime=RANGED))["default"] == {"maxNumSeqs": (8, 32), "prefillChunkTokens": (64, 512)}
@@ -116,7 +116,8 @@ def page(ended: int = 0, received: float = 0.0, **knobs: int) -> Page:
         "vllm:num_preemptions_total": 0.0,
     }
     inf = float("inf")
-    return Page(values, {0.05: 0.0, 0.1: float(ended), inf: float(ended)}, KNOBS, {**KNOBS, **knobs})
+    ttft = {0.5: 0.0, 1.0: float(ended), inf: float(ended)}
+    return Page(values, {0.05: 0.0, 0.1: float(ended), inf: float(ended)}, KNOBS, {**KNOBS, **knobs}, ttft)
 
 
 def test_a_page_of_a_replica_is_read_and_what_is_not_on_it_is_not_known() -> None:
@@ -147,7 +148,7 @@ def test_samples_are_of_a_whole_window_and_of_every_replica_that_should_speak() 
     found = samples(heard, 0.9, 60.0, 10.0, 70.0)
     assert measuring(heard, 60.0) == ""
     rates = [sample.value for _, sample in found.all() if isinstance(sample, Present)]
-    assert rates == pytest.approx([0.095, 4.0, 400.0, 200.0, 4.0, 16.0, 0.0])
+    assert rates == pytest.approx([0.095, 4.0, 400.0, 200.0, 4.0, 16.0, 0.0, 0.95])
     # One that has just begun is not waited for, and no more than its queue is known of it.
     young = hear(heard, {**said, "c": (70.0, page())}, 60.0)
     also = samples(young, 0.9, 60.0, 10.0, 70.0)

@@ -41,7 +41,7 @@ class Ran:
 
     @property
     def figures(self) -> dict[str, float]:
-        return figures(self.made, LIMIT, self.tuner)
+        return figures(self.made, LIMIT, 5.0, self.tuner)
 
 
 @pytest.fixture(scope="module")

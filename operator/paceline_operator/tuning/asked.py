@@ -26,12 +26,14 @@ class Asked:
         usual: how far each goes, where no window holds.
         windows: times of the week with other limits, the one that goes before others first.
         limit: seconds per token that are promised to a share `level` of the requests; None where nothing is.
+        first_limit: seconds to the first token that are promised to as many.
     """
 
     usual: Limits
     limit: float | None
     level: float
     windows: tuple[tuple[Window, Limits], ...] = ()
+    first_limit: float | None = None
 
     def limits(self, now: float) -> Limits:
         """How far each knob goes at a time, in seconds since the epoch."""
@@ -70,7 +72,8 @@ def _asked(spec: Mapping[str, Any]) -> dict[str, Asked]:
         if usual:
             times = own.get("schedules") or of_all.get("schedules") or ()
             windows = tuple((_window(one), _limits(one, usual)) for one in times)
-            found[str(pool["name"])] = Asked(usual, *_promise(pool.get("slo") or spec.get("slo") or {}), windows)
+            limit, level, first_limit = _promise(pool.get("slo") or spec.get("slo") or {})
+            found[str(pool["name"])] = Asked(usual, limit, level, windows, first_limit)
     return found
 
 
@@ -85,13 +88,14 @@ def _window(given: Mapping[str, Any]) -> Window:
     return Window(zone, start, end, days=tuple(given.get("days") or ()))
 
 
-def _promise(slo: Mapping[str, Any]) -> tuple[float | None, float]:
-    """Seconds per token, and the share of requests that are promised them."""
-    tpot = slo.get("tpot") or {}
+def _promise(slo: Mapping[str, Any]) -> tuple[float | None, float, float | None]:
+    """Seconds per token, the share of requests that are promised them, and what as many are promised for the first."""
+    tpot, ttft = slo.get("tpot") or {}, slo.get("ttft") or {}
     for name, level in (("p90", 0.9), ("p99", 0.99)):
         if tpot.get(name):
-            return parse_duration(tpot[name]), level
-    return None, 0.9
+            first = ttft.get(name)
+            return parse_duration(tpot[name]), level, parse_duration(first) if first else None
+    return None, 0.9, None
 
 
 def allowed(service: JsonObject) -> dict[str, dict[str, tuple[int, int]]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 
-from paceline_autoscaler.histograms import count, increase, quantile, together
+from paceline_autoscaler.histograms import Buckets, count, increase, quantile, together
 from paceline_autoscaler.samples import Absent, NotANumber, Sample, exactly
 from paceline_autoscaler.tuning import Samples
 from paceline_crds import metrics
@@ -69,7 +69,7 @@ def samples(heard: Mapping[str, Heard], level: float, window: float, interval: f
     or one that should speak does not, nothing is known.
 
     Args:
-        level: share of the requests that `tpot` holds for.
+        level: share of the requests that `tpot` and `ttft` hold for.
         interval: seconds between two looks.
     """
     due = {name: one for name, one in heard.items() if one.points and one.points[-1][0] - one.points[0][0] >= window}
@@ -99,7 +99,8 @@ def samples(heard: Mapping[str, Heard], level: float, window: float, interval: f
 
     waiting, running = (level_of(name) for name in GAUGES)
     return Samples(
-        tpot=_tpot(due.values(), level, now),
+        tpot=_quantile(due.values(), lambda page: page.tpot, level, now),
+        ttft=_quantile(due.values(), lambda page: page.ttft, level, now),
         requests=per_second(metrics.RUNTIME_REQUESTS_RECEIVED),
         prefill=per_second(metrics.RUNTIME_PREFILL_TOKENS_COMPUTED),
         decode=per_second(metrics.RUNTIME_GENERATION_TOKENS),
@@ -118,11 +119,11 @@ def measuring(heard: Mapping[str, Heard], window: float) -> str:
 
 
 def _all(sample: Sample) -> Samples:
-    return Samples(sample, sample, sample, sample, sample, sample, sample)
+    return Samples(*[sample] * len(fields(Samples)))
 
 
-def _tpot(due: Iterable[Heard], level: float, now: float) -> Sample:
-    grown = [increase(one.points[0][1].tpot, one.points[-1][1].tpot) for one in due]
+def _quantile(due: Iterable[Heard], of: Callable[[Page], Buckets], level: float, now: float) -> Sample:
+    grown = [increase(of(one.points[0][1]), of(one.points[-1][1])) for one in due]
     known = [one for one in grown if one is not None]
     summed = together(known) if len(known) == len(grown) else None
     if summed is None:

@@ -256,6 +256,7 @@ class TuningKeeper:
             replicas=len(pods),
             rolling=where.rolling,
             measuring=measuring(memory.heard, self._window),
+            first_limit=one.first_limit,
             settings=self._settings,
         )
         decision = tune(observed, memory.state, now)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,8 +31,9 @@ COUNTERS = (
     metrics.RUNTIME_PREEMPTIONS.name,
 )
 TPOT = f"{metrics.RUNTIME_TIME_PER_TOKEN.name}_bucket"
+TTFT = f"{metrics.RUNTIME_TIME_TO_FIRST_TOKEN.name}_bucket"
 SET, IN_EFFECT = metrics.RUNTIME_KNOB_SET.name, metrics.RUNTIME_KNOB_IN_EFFECT.name
-STARTS = tuple(f"{name}{after}" for name in (*GAUGES, *COUNTERS, TPOT, SET, IN_EFFECT) for after in ("{", " "))
+STARTS = tuple(f"{name}{after}" for name in (*GAUGES, *COUNTERS, TPOT, TTFT, SET, IN_EFFECT) for after in ("{", " "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,14 @@ class Page:
         values: sums over a metric's series, by its name.
         tpot: requests that ended, by their time per token.
         started, knobs: what each knob was started with, and is.
+        ttft: requests that got their first token, by the time until then.
     """
 
     values: Mapping[str, float]
     tpot: Buckets
     started: Mapping[str, int]
     knobs: Mapping[str, int]
+    ttft: Buckets = field(default_factory=dict)
 
 
 def page_of(text: str) -> Page:
@@ -59,15 +62,15 @@ def page_of(text: str) -> Page:
     """
     lines = "\n".join(line for line in text.splitlines() if line.startswith(STARTS))
     values: dict[str, float] = {}
-    tpot: dict[float, float] = {}
+    times: dict[str, dict[float, float]] = {TPOT: {}, TTFT: {}}
     knobs: dict[str, dict[str, int]] = {SET: {}, IN_EFFECT: {}}
     for family in text_string_to_metric_families(lines + "\n"):
         for one in family.samples:
             if not (math.isfinite(one.value) and one.value >= 0.0):
                 raise ValueError(f"{one.name} is {one.value}")
-            if one.name == TPOT:
-                bound = float(one.labels["le"])
-                tpot[bound] = tpot.get(bound, 0.0) + one.value
+            if one.name in times:
+                bound, buckets = float(one.labels["le"]), times[one.name]
+                buckets[bound] = buckets.get(bound, 0.0) + one.value
             elif one.name in knobs:
                 knobs[one.name][one.labels["knob"]] = int(one.value)
             else:
@@ -75,9 +78,9 @@ def page_of(text: str) -> Page:
     if not knobs[SET] or knobs[SET].keys() != knobs[IN_EFFECT].keys():
         raise ValueError("its release has no knobs that change while it runs")
     missing = [name for name in (*GAUGES, *COUNTERS) if name not in values]
-    if missing or not tpot:
+    if missing or not times[TPOT]:
         raise ValueError(f"it has not told {', '.join(missing) or TPOT} yet")
-    return Page(values, tpot, knobs[SET], knobs[IN_EFFECT])
+    return Page(values, times[TPOT], knobs[SET], knobs[IN_EFFECT], times[TTFT])
 
 
 def fitting(wanted: Mapping[str, int], started: Mapping[str, int]) -> dict[str, int]:

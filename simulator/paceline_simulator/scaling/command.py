@@ -115,9 +115,9 @@ def scaling(
         raise typer.Exit(EXIT_WRONG_USE) from None
     numbers = list(range(seeds))
     errors = Console(stderr=True, highlight=False)
-    told = partial(errors.print, soft_wrap=True)
+    say = partial(errors.print, soft_wrap=True)
     with errors.status("") as status:
-        found = study(setup, chosen, goal, numbers, exact, told, status.update, jobs)
+        found = study(setup, chosen, goal, numbers, exact, say, status.update, jobs)
     show(_table(setup, found, goal))
     for words in unreached(setup, found, goal):
         typer.echo(words)

@@ -21,6 +21,7 @@ def tuning(
         list[str] | None, typer.Option(help=f"Of {', '.join(LOADS)}; may be given several times. Default: all.")
     ] = None,
     tpot: Annotated[float, typer.Option(min=0.001, help="Seconds per token, promised to nine of ten requests.")] = 0.05,
+    ttft: Annotated[float, typer.Option(min=0.01, help="Seconds to the first token, likewise.")] = 5.0,
     hours: Annotated[float, typer.Option(min=0.1, help="Of load; documents come in every other third of an hour.")] = 2,
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs, each with arrivals of its own.")] = 3,
     moves: Annotated[bool, typer.Option("--moves", help="List what was moved in the first run, and why.")] = False,
@@ -42,15 +43,16 @@ def tuning(
         raise typer.BadParameter(f"there is no {unknown[0]!r}; write one of {', '.join(LOADS)}", param_hint="--load")
     made = []
     for name in names:
-        found = study(name, 3600.0 * hours, range(seeds), tpot)
-        title = f"{name}: {hours:g} h, {seeds} runs, TPOT {1000 * tpot:g} ms (means, and the lowest to the highest)"
+        found = study(name, 3600.0 * hours, range(seeds), tpot, ttft)
+        runs = f"{seeds} runs (means, and the lowest to the highest)"
+        title = f"{name}: {hours:g} h, TPOT {1000 * tpot:g} ms, TTFT {ttft:g} s; {runs}"
         table = Table("knobs", *(f"{metric} ({unit})" for metric, unit in METRICS.items()), title=title)
         for one in found:
             table.add_row(one.system, *(_cell(one.figures[metric], unit) for metric, unit in METRICS.items()))
         show(table)
         for words in found[-1].moves if moves else ():
             typer.echo(words)
-        made += rows(name, found, 3600.0 * hours, tpot)
+        made += rows(name, found, 3600.0 * hours, tpot, ttft)
     if out is not None:
         typer.echo(f"written: {write(out, made)}")
 

@@ -24,7 +24,8 @@ class Tuner:
     """Moves a replica's knobs within ranges, or leaves them where they are if there is none.
 
     Attributes:
-        limit: seconds per token that are promised to the share `level` of the requests.
+        limit, first_limit: seconds per token, and to the first one, that are promised to the share `level` of the
+            requests.
         moves: decisions that moved a knob, with their time.
     """
 
@@ -32,6 +33,7 @@ class Tuner:
     started: RuntimeParameters
     ranges: Mapping[Knob, Range]
     limit: float
+    first_limit: float | None = None
     level: float = 0.9
     moves: list[tuple[float, Decision]] = field(default_factory=list)
     _state: State = field(default_factory=State)
@@ -50,7 +52,8 @@ class Tuner:
         span = now - self._points[0][0]
         if not self.ranges or span < WINDOW:
             return
-        observed = Observed(self._samples(open_or_ended, now, span), self.ranges, self.limit, 1)
+        samples = self._samples(open_or_ended, now, span)
+        observed = Observed(samples, self.ranges, self.limit, 1, first_limit=self.first_limit)
         decision = tune(observed, self._state, now)
         self._state = decision.state
         if decision.reason in MOVED:
@@ -62,13 +65,17 @@ class Tuner:
         arrived, prefill, decode, preempted = (
             exactly((after - before) / span, now) for before, after in zip(first[1:], last[1:], strict=True)
         )
-        tpots = sorted(
+        tpots = [
             (one.done - one.first_token) / (one.output_tokens - 1)
             for one in requests
             if now - span <= one.done <= now and one.output_tokens > 1
-        )
-        tpot: Sample = NotANumber(f"{len(tpots)} requests ended, a percentile needs {FEWEST_ENDED}")
-        if len(tpots) >= FEWEST_ENDED:
-            tpot = exactly(tpots[int(self.level * len(tpots))], now)
+        ]
+        ttfts = [one.first_token - one.arrival for one in requests if now - span <= one.first_token <= now]
         waiting, running = exactly(self.replica.queued, now), exactly(self.replica.running, now)
-        return Samples(tpot, arrived, prefill, decode, waiting, running, preempted)
+        tpot, ttft = (self._quantile(values, now) for values in (tpots, ttfts))
+        return Samples(tpot, arrived, prefill, decode, waiting, running, preempted, ttft)
+
+    def _quantile(self, values: list[float], now: float) -> Sample:
+        if len(values) < FEWEST_ENDED:
+            return NotANumber(f"{len(values)} requests ended, a percentile needs {FEWEST_ENDED}")
+        return exactly(sorted(values)[int(self.level * len(values))], now)
