@@ -146,6 +146,15 @@ def test_a_saving_whose_interval_has_a_fifth_inside_is_not_known() -> None:
     assert verdict(ours, peer, 0.99).startswith("not met")
 
 
+def test_half_the_violations_at_a_cost_that_may_be_equal_is_not_known() -> None:
+    ours, peer = found("paceline", 0.999, 10.3), found("hpa", 0.9, 10.0)
+    ours.figures["violations"], peer.figures["violations"] = [1.0] * 3, [700.0] * 3
+    ours.figures["gpu_hours"] = [9.3, 10.3, 11.3]
+    assert verdict(ours, peer, 0.99).startswith("not known")
+    ours.figures["gpu_hours"] = [10.5, 10.6, 10.7]
+    assert verdict(ours, peer, 0.99).startswith("not met")
+
+
 def test_a_goal_that_no_settings_reached_is_said_with_why_where_that_is_known() -> None:
     reached, short = found("paceline", 0.995, 8.0), found("hpa", 0.5, 8.0)
     short.on_first_half = Score(0.5, 8.0)

@@ -125,7 +125,7 @@ def verdict(ours: Found, peer: Found, goal: float) -> str:
     """Whether ours is better as asked for: a fifth cheaper at equal attainment, or half the violations at equal cost.
 
     Equal attainment: both reach the goal, or ours is at most 0.2 points lower. Pairs are of the same seed. Where the
-    interval of what is saved has a fifth inside, it is not known.
+    interval of the cost has the limit inside, it is not known.
     """
     a, b = ours.figures, peer.figures
     cost = [x / y for x, y in zip(a["gpu_hours"], b["gpu_hours"], strict=True)]
@@ -138,9 +138,11 @@ def verdict(ours: Found, peer: Found, goal: float) -> str:
     equal = attained >= min(theirs, goal) - ATTAINMENT_MARGIN
     if equal and ratio + width <= SAVING:
         return f"met: {text}"
-    if ratio <= COST_MARGIN and missed <= their_missed / 2 and their_missed > 0:
+    halved = missed <= their_missed / 2 and their_missed > 0
+    if ratio <= COST_MARGIN and halved:
         return f"met: {text}, {missed:.0f} violations to {their_missed:.0f}"
-    word = "not known" if equal and ratio - width <= SAVING else "not met"
+    open_still = (equal and ratio - width <= SAVING) or (halved and ratio - width <= COST_MARGIN)
+    word = "not known" if open_still else "not met"
     return f"{word}: {text}, {missed:.0f} violations to {their_missed:.0f}"
 
 
