@@ -41,7 +41,16 @@ def test_three_forms_are_read(tmp_path: Path) -> None:
     assert len(of(tmp_path, "0,100,10\n1,100,10\n")) == 2
 
 
-@pytest.mark.parametrize("text", ["0,100,10\nsoon,1,1\n", '{"timestamp": 1}\n{"timestamp": 2}\n', "0,1\n1,1\n", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0,100,10\nsoon,1,1\n",
+        '{"timestamp": 1}\n{"timestamp": 2}\n',
+        "0,1\n1,1\n",
+        "in,out,total,ratio\n1,2,3,0.5\n2,3,5,0.7\n",
+        "",
+    ],
+)
 def test_what_cannot_be_read_says_what_to_write(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError, match="trace"):
         of(tmp_path, text)

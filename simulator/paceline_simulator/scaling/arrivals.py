@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline_simulator.engine import BLOCK_TOKENS, Request
 from paceline_simulator.trace import EXPECTED_OUTPUT, TraceError, text_of
 
+PLAIN_COLUMNS = 3
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -92,6 +93,8 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
 
 def _plain(lines: Sequence[str]) -> Iterator[Arrival]:
     for number, row in enumerate(csv.reader(line for line in lines if line.strip())):
+        if len(row) != PLAIN_COLUMNS:
+            raise ValueError(f"{len(row)} columns, not {PLAIN_COLUMNS}")  # whose arrival would be a guess
         try:
             at = float(row[0])
         except ValueError:
