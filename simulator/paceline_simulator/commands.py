@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from paceline_bench.results import write
 from paceline_bench.tables import show
 from paceline_router.choice.policies import POLICIES
+from paceline_simulator.options import out_folder
 
 from .engine import Request
 from .rollouts.command import rollout
@@ -54,7 +55,7 @@ HEADINGS = {
 
 @app.callback()
 def _root() -> None:
-    """What a decision does to a fleet, without the fleet.
+    """What a decision does to a fleet, without the fleet. `simulate TRACE` is `simulate scaling TRACE`.
 
     Examples:
 
@@ -86,7 +87,7 @@ def routing(
     policy: Annotated[
         list[str] | None, typer.Option(help=f"Of {', '.join(POLICIES)}; may be given several times. Default: all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json.", callback=out_folder)] = None,
 ) -> None:
     """Compare ways to choose a replica.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,72 @@ def test_three_forms_are_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_what_to_write(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError, match="trace"):
         of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nan,100,10", "line 4: 'nan' is no time in seconds"),
+        ("inf,100,10", "'inf' is no time"),
+        ("1_0,100,10", "'1_0' is no time"),
+        ("9,-100,10", "'-100' is no number of tokens from 0 to 10,000,000"),
+        ("9,100,1000000000", "'1000000000' is no number of tokens"),
+        ("9,100.5,10", "'100.5' is no number"),
+        ("9\t100\t10", "columns to the number of 1, by commas, and not 3"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named_with_what_is_wrong_first(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(words)):
+        of(tmp_path, f"# of last week\n0,100,10\n\n{line}\n2,100,10\n")
+
+
+def test_a_typing_error_in_the_first_line_is_no_heading(tmp_path: Path) -> None:
+    assert len(of(tmp_path, "at,in,out\n0,1,1\n1,2.0,1\n")) == 2
+    with pytest.raises(TraceError, match=r"line 1: '1O\.5'"):
+        of(tmp_path, "1O.5,100,10\n11,100,10\n12,100,10\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ttft", "0"], "ttft"),
+        (["--tpot", "nan"], "--tpot"),
+        (["--outage", "10-5"], "FROM-TO"),
+        (["--outage", "5-nan"], "FROM-TO"),
+        (["--failure", "-3"], "0 or later"),
+        (["--failure", "nan"], "0 or later"),
+        (["--start-up", "inf"], "start-up"),
+        (["--hours", "1e7"], "hours"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_computed(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["steps", "--policy", "static", *options])
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+@pytest.mark.parametrize("command", [["steps"], ["tuning"], ["rollout"], ["routing"], ["validate", "8000"]], ids=str)
+@pytest.mark.parametrize("taken", ["a file", "a folder in its place"])
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_computed(
+    tmp_path: Path, command: list[str], taken: str
+) -> None:
+    out = tmp_path / "out"
+    if taken == "a file":
+        out.write_text("")
+    else:
+        (out / "results.json").mkdir(parents=True)
+    result = CliRunner().invoke(app, [*command, "--out", str(out)])
+    assert result.exit_code == 2
+    assert "Invalid value for '--out'" in result.output
+
+
+@pytest.mark.parametrize("lines", ["0,100,10\n0,100,10\n", "0,100,10\n999999,100,10\n"], ids=["an instant", "ms"])
+def test_a_trace_of_which_too_little_is_left_says_so(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(lines)
+    result = CliRunner().invoke(app, [str(path), "--hours", "0.1", "--policy", "static"])
+    assert result.exit_code == 2
+    assert "are arrivals in seconds?" in result.output
 
 
 def test_the_beginning_of_a_trace_is_bounded_by_time_and_count() -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from paceline_bench.results import write
 from paceline_bench.tables import show
 from paceline_shadow_traffic.verdict import ALPHA, Verdict
+from paceline_simulator.options import out_folder
 
 from .study import SCENARIOS, STEPS, Found, rows, run
 
@@ -21,7 +22,7 @@ def rollout(
     ] = None,
     runs: Annotated[int, typer.Option(min=1, max=100_000, help="Rollouts of each scenario.")] = 100,
     every: Annotated[int, typer.Option(min=1, max=60, help="Minutes between looks.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json.", callback=out_folder)] = None,
 ) -> None:
     """How often the verdict on a canary is wrong, over whole rollouts whose truth is known.
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from paceline_simulator.engine import BLOCK_TOKENS, Request
 from paceline_simulator.trace import EXPECTED_OUTPUT, TraceError, text_of
 
 PLAIN_COLUMNS = 3
+MOST_TOKENS = 10_000_000
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+FORMS = (
+    "Write lines of `arrival seconds,input tokens,output tokens`, or Azure's CSV with its heading "
+    f"({','.join(AZURE)}), or Mooncake's JSON lines"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,8 @@ class Trace:
 def read(path: Path) -> Trace:
     """Read a trace of Azure's form (CSV), Mooncake's (JSON lines) or the plain one.
 
-    The plain form has lines of `arrival seconds, input tokens, output tokens`, with or without a heading.
+    The plain form has lines of `arrival seconds,input tokens,output tokens`, with or without a heading. Empty lines and
+    those that begin with # are left out.
 
     Raises:
         TraceError: it cannot be read, has another form, or has fewer than two requests.
@@ -55,53 +63,79 @@ def read(path: Path) -> Trace:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    number = 0
+        raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
+    parse, lines = _parser(lines)
     made: list[Arrival] = []
-    parse = _mooncake if first.lstrip().startswith("{") else _azure if first.startswith(AZURE[0]) else _plain
-    try:
-        for number, arrival in enumerate(parse(lines), 1):  # noqa: B007
-            made.append(arrival)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise TraceError(
-            f"{path}, request {number + 1}: not of a known form; write lines of `arrival seconds,input tokens,"
-            f"output tokens`, or Azure's CSV ({','.join(AZURE)}), or Mooncake's JSON lines: {error}"
-        ) from error
+    for number, line in lines:
+        try:
+            made.append(parse(line))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise TraceError(f"{path}, line {number}: {missing}. {FORMS}") from error
     if len(made) < 2:
-        raise TraceError(f"{path} has {len(made)} requests; a trace needs at least two")
+        raise TraceError(f"{path} has too few requests ({len(made)}): a trace needs at least two. {FORMS}")
     made.sort(key=lambda one: one.at)
     start = made[0].at
     return Trace(path.stem, tuple(replace(one, at=one.at - start) for one in made))
 
 
-def _azure(lines: Sequence[str]) -> Iterator[Arrival]:
-    for row in csv.DictReader(lines):
-        stamp = datetime.fromisoformat(row[AZURE[0]][:26]).replace(tzinfo=UTC).timestamp()
-        yield Arrival(stamp, max(1, int(row[AZURE[1]])), max(1, int(row[AZURE[2]])))
+Lines: TypeAlias = list[tuple[int, str]]
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
-    for line in lines:
-        if line.strip():
-            entry = json.loads(line)
-            tokens = max(1, int(entry["input_length"]))
-            blocks = tuple(entry["hash_ids"])[: tokens // BLOCK_TOKENS]
-            yield Arrival(entry["timestamp"] / 1000.0, tokens, max(1, int(entry["output_length"])), blocks)
+def _parser(lines: Lines) -> tuple[Callable[[str], Arrival], Lines]:
+    """How a line is read, by the first one, and those that are read so."""
+    first = lines[0][1].strip() if lines else ""
+    if first.startswith("{"):
+        return _mooncake, lines
+    heading = next(csv.reader([first]), [])
+    if heading[:1] == [AZURE[0]]:
+        return lambda line: _azure(dict(zip(heading, next(csv.reader([line])), strict=False))), lines[1:]
+    if heading and not any(_is_number(word) for word in heading):
+        return _plain, lines[1:]
+    return _plain, lines
 
 
-def _plain(lines: Sequence[str]) -> Iterator[Arrival]:
-    for number, row in enumerate(csv.reader(line for line in lines if line.strip())):
-        if len(row) != PLAIN_COLUMNS:
-            raise ValueError(f"{len(row)} columns, not {PLAIN_COLUMNS}")  # whose arrival would be a guess
-        try:
-            at = float(row[0])
-        except ValueError:
-            if number == 0:
-                continue  # a heading
-            raise
-        yield Arrival(at, max(1, int(row[1])), max(1, int(row[2])))
+def _azure(row: Mapping[str, str]) -> Arrival:
+    stamp = datetime.fromisoformat(row[AZURE[0]][:26]).replace(tzinfo=UTC).timestamp()
+    return Arrival(stamp, _tokens(row[AZURE[1]]), _tokens(row[AZURE[2]]))
+
+
+def _mooncake(line: str) -> Arrival:
+    entry = json.loads(line)
+    tokens = _tokens(str(entry["input_length"]))
+    blocks = tuple(entry["hash_ids"])[: tokens // BLOCK_TOKENS]
+    return Arrival(_seconds(str(entry["timestamp"])) / 1000.0, tokens, _tokens(str(entry["output_length"])), blocks)
+
+
+def _plain(line: str) -> Arrival:
+    row = next(csv.reader([line]))
+    if len(row) != PLAIN_COLUMNS:
+        # Which of them is the arrival would be a guess.
+        raise ValueError(f"it has columns to the number of {len(row)}, by commas, and not {PLAIN_COLUMNS}")
+    return Arrival(_seconds(row[0]), _tokens(row[1]), _tokens(row[2]))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _seconds(word: str) -> float:
+    if not _is_number(word) or not math.isfinite(float(word)) or "_" in word:
+        raise ValueError(f"{word.strip()!r} is no time in seconds")
+    return float(word)
+
+
+def _tokens(word: str) -> int:
+    """A number of tokens; some traces have none for what was refused, which takes a step all the same."""
+    number = float(word) if _is_number(word) and "_" not in word else math.nan
+    if not (0 <= number <= MOST_TOKENS and number == int(number)):
+        raise ValueError(f"{word.strip()!r} is no number of tokens from 0 to {MOST_TOKENS:,}")
+    return max(1, int(number))
 
 
 def requests(trace: Trace, copies: int, shift: float, seed: int) -> list[Request]:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from paceline_bench.results import write
 from paceline_bench.tables import show
+from paceline_simulator.options import finite, out_folder
 from paceline_simulator.trace import TraceError
 
 from .arrivals import Trace, read
@@ -38,7 +39,9 @@ def scaling(
     ],
     policy: Annotated[str, typer.Option(help="Of these, by commas.")] = ",".join(POLICIES),
     goal: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Share of requests within the objectives.")] = 0.99,
-    start_up: Annotated[float, typer.Option(min=1.0, help="Seconds until a new replica serves.")] = 90.0,
+    start_up: Annotated[
+        float, typer.Option(min=1.0, max=86_400.0, help="Seconds until a new replica serves.", callback=finite)
+    ] = 90.0,
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs, each with arrivals of its own.")] = 3,
     model: Annotated[str | None, typer.Option(help=f"Of {', '.join(MODELS)}. Default: one that needs a fleet.")] = None,
     copies: Annotated[
@@ -48,9 +51,13 @@ def scaling(
         ),
     ] = None,
     ttft: Annotated[
-        float | None, typer.Option(help="Objective, seconds. Default: 3 x what a long prompt takes.")
+        float | None,
+        typer.Option(min=0.001, help="Objective, seconds. Default: 3 x what a long prompt takes.", callback=finite),
     ] = None,
-    tpot: Annotated[float | None, typer.Option(help="Objective, seconds. Default: 1.5 full steps.")] = None,
+    tpot: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Objective, seconds. Default: 1.5 full steps.", callback=finite),
+    ] = None,
     outage: Annotated[
         list[str] | None, typer.Option(help="FROM-TO in seconds without metrics; may be given several times.")
     ] = None,
@@ -58,10 +65,12 @@ def scaling(
         list[float] | None, typer.Option(help="Second at which the busiest replica dies; several times.")
     ] = None,
     stretch: Annotated[
-        float, typer.Option(min=0.1, help="Of a trace made here everything lasts so many times as long.")
+        float,
+        typer.Option(min=0.1, help="Of a trace made here everything lasts so many times as long.", callback=finite),
     ] = 1.0,
     hours: Annotated[
-        float, typer.Option(min=0.01, help="Only so much of the trace's beginning; one made here lasts so long.")
+        float,
+        typer.Option(min=0.01, max=744.0, help="Only so much of a file's beginning; a trace made here lasts so long."),
     ] = 2.0,
     limit: Annotated[
         int | None,
@@ -78,9 +87,9 @@ def scaling(
         ),
     ] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Seeds that are run at a time. Default: as many as cores.")
+        int, typer.Option("--jobs", "-j", min=1, help="Seeds that are run at a time.", show_default="one for each core")
     ] = len(os.sched_getaffinity(0)),
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and plot.svg.", callback=out_folder)] = None,
 ) -> None:
     """Compare autoscalers on a trace: attainment of the objectives, GPU-hours, violations and flaps.
 
@@ -96,12 +105,15 @@ def scaling(
 
       paceline simulate day --hours 72 --seeds 2
     """
-    chosen = [name.strip() for name in policy.split(",") if name.strip()]
+    chosen = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
     unknown = [name for name in chosen if name not in POLICIES]
     if unknown or not chosen:
         raise typer.BadParameter(f"write some of {','.join(POLICIES)}, not {policy!r}", param_hint="--policy")
     if model is not None and model not in MODELS:
         raise typer.BadParameter(f"write one of {', '.join(MODELS)}, not {model!r}", param_hint="--model")
+    for second in failure or ():
+        if not 0.0 <= second < math.inf:
+            raise typer.BadParameter(f"write a second of the trace, 0 or later, not {second:g}", param_hint="--failure")
     conditions = Conditions(start_up, tuple(_span(text) for text in outage or ()), tuple(failure or ()))
     try:
         whole, most = _trace(trace, stretch, hours)
@@ -109,16 +121,24 @@ def scaling(
         if len(part.arrivals) < len(whole.arrivals):
             told = f"the first {len(part.arrivals):,} of {len(whole.arrivals):,} requests, {part.length / 3600:.2f} h"
             typer.echo(f"{told}; see --hours and --limit", err=True)
+        if len(part.arrivals) < 2 or part.length <= 0.0:
+            raise TraceError(
+                f"too little of {trace} is left ({len(part.arrivals)} of {len(whole.arrivals)} requests, over "
+                f"{part.length:g} s): are arrivals in seconds? See also --hours and --limit"
+            )
         setup = set_up(part, conditions, model, copies, ttft, tpot)
     except TraceError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
+    late = [at for at in (*(start for start, _ in conditions.outages), *conditions.failures) if at > setup.trace.length]
+    if late:
+        typer.echo(f"the trace ends after {setup.trace.length:.0f} s, and nothing happens at {late[0]:g} s", err=True)
     numbers = list(range(seeds))
     errors = Console(stderr=True, highlight=False)
     say = partial(errors.print, soft_wrap=True)
     with errors.status("") as status:
         found = study(setup, chosen, goal, numbers, exact, say, status.update, jobs)
-    show(_table(setup, found, goal))
+    show(_table(setup, found, goal, exact))
     for words in unreached(setup, found, goal):
         typer.echo(words)
     if out is not None:
@@ -137,24 +157,36 @@ def _trace(name: str, stretch: float, hours: float) -> tuple[Trace, int]:
         return made, len(made.arrivals)
     if stretch != 1.0:
         raise typer.BadParameter(f"write one of {', '.join(RULES)} beside it, not {name!r}", param_hint="--stretch")
+    if not Path(name).exists():
+        raise TraceError(f"there is no file {name}, and no trace of that name made here: {', '.join(RULES)}")
     return read(Path(name)), MOST_REQUESTS
 
 
 def _span(text: str) -> tuple[float, float]:
     start, _, end = text.partition("-")
     try:
-        return float(start), float(end)
+        span = float(start), float(end)
     except ValueError:
-        raise typer.BadParameter(f"write FROM-TO in seconds, as 600-900, not {text!r}", param_hint="--outage") from None
+        span = math.nan, math.nan
+    if not 0.0 <= span[0] < span[1] < math.inf:
+        raise typer.BadParameter(f"write FROM-TO in seconds, as 600-900, not {text!r}", param_hint="--outage")
+    return span
 
 
-def _table(setup: Setup, found: list[Found], goal: float) -> Table:
-    objectives = setup.objectives
+def _table(setup: Setup, found: list[Found], goal: float, exact: bool) -> Table:
+    objectives, conditions = setup.objectives, setup.conditions
+    runs = len(found[0].figures["gpu_hours"])
+    told = [
+        f"{runs} runs, 95 % intervals" if runs > 1 else "one run",
+        *([f"{len(conditions.outages)} times no metrics"] if conditions.outages else ()),
+        *([f"{len(conditions.failures)} replicas die"] if conditions.failures else ()),
+        *(["exact"] if exact else ()),
+    ]
     copies = "" if setup.copies == 1 else f", each request {setup.copies} times (--copies)"
     title = (
         f"{setup.trace.name}{copies}: {setup.name} on {setup.gpus} GPU a replica, "
         f"start-up {setup.conditions.start_up:g} s, TTFT {objectives.ttft:g} s, TPOT {objectives.tpot:g} s, "
-        f"goal {100 * goal:g} % (95 % intervals)"
+        f"goal {100 * goal:g} % ({'; '.join(told)})"
     )
     heads = ("policy", "attainment %", "GPU-hours", "violations", "flaps", "settings", "paceline against it")
     table = Table(*heads, title=title)

