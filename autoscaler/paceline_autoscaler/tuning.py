@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
 from paceline_crds.tuning import Knob
 
-from .samples import NotANumber, Present, Sample, why_unknown
+from .knobs import Decision, Direction, Observed, Range, State, Trial, Values
+from .samples import NotANumber, Present, why_unknown
 
 TIGHTEN = (Knob.PREFILL_CHUNK_TOKENS, Knob.MAX_BATCHED_TOKENS, Knob.MAX_NUM_SEQS)
 """Order in which answers are made faster: what costs throughput least goes first."""
@@ -29,175 +29,6 @@ LOOSEN = tuple(reversed(TIGHTEN))
 
 GRAIN: Mapping[Knob, int] = {Knob.MAX_NUM_SEQS: 1, Knob.MAX_BATCHED_TOKENS: 16, Knob.PREFILL_CHUNK_TOKENS: 16}
 """Values between the ends of a range are multiples of this."""
-
-Values: TypeAlias = Mapping[Knob, int]
-Direction: TypeAlias = bool
-"""True: tighter."""
-
-MOVED = frozenset({"Tightened", "Loosened", "Eased", "TakenBack", "WithinBounds"})
-"""Reasons of a decision that moves a knob."""
-
-CALM = frozenset({"Steady", "Settling", "NotEnoughRequests", "Overloaded"})
-"""Reasons to leave everything as it is that come and go."""
-
-HELD = frozenset({"MetricsUnavailable"})
-"""Reasons of a decision that is only to hold, since something is not known that should be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """What a pool's replicas measured over the last window.
-
-    Attributes:
-        tpot: seconds per token, as the promised share of the requests that ended had it at the most; no number while
-            too few ended for that.
-        ttft: seconds to the first token likewise, of those that got theirs.
-        requests: arrivals per second.
-        prefill, decode: prompt tokens computed, and answer tokens made, per second.
-        waiting, running: requests, at this moment.
-        preempted: requests per second that lost their blocks.
-    """
-
-    tpot: Sample
-    requests: Sample
-    prefill: Sample
-    decode: Sample
-    waiting: Sample
-    running: Sample
-    preempted: Sample
-    ttft: Sample
-
-    def all(self) -> Iterator[tuple[str, Sample]]:
-        """Each by its name."""
-        for one in fields(self):
-            yield one.name, getattr(self, one.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """How far a knob may go.
-
-    Attributes:
-        started: what replicas start with; the knob goes back there when there is nothing to do.
-    """
-
-    least: int
-    most: int
-    started: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most <= self.started:
-            raise ValueError(
-                f"a knob goes from {self.least} to {self.most} of the {self.started} that replicas start with: the "
-                "first has to be the least, and above zero"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How eager decisions are.
-
-    Attributes:
-        settle: seconds after a change before the next one; longer than samples are over, so that what they say is what
-            the change did.
-        again_after: seconds for which a step that was taken back is not tried again, and for which a knob that was
-            tightened is not loosened.
-        calm_after: seconds with time to spare and nobody waiting, after which a knob begins to go back.
-        down, up: what one step makes of a value.
-        room: answers come with time to spare where TPOT is below this share of what is promised.
-        waiting: requests waiting for each replica from which there are many.
-        noise: a share below which two measurements are the same.
-        alike: a share by which arrivals, and prompts' tokens, may differ for a before and an after to be comparable.
-        prompts: share of all tokens from which prompts make steps long, and `mostly` from which nothing else does.
-    """
-
-    settle: float = 90.0
-    again_after: float = 900.0
-    calm_after: float = 600.0
-    down: float = 0.7
-    up: float = 1.3
-    room: float = 0.8
-    waiting: float = 1.0
-    noise: float = 0.05
-    alike: float = 0.25
-    prompts: float = 0.1
-    mostly: float = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A change that is not judged yet, and what was measured before it; `queued`: requests waited too long."""
-
-    knob: Knob
-    before: int
-    tighter: Direction
-    tpot: float
-    tokens: float
-    requests: float
-    prefill: float
-    queued: bool
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a pool's decisions remember. Starts with nothing but the values that replicas have.
-
-    Attributes:
-        values: as decided last; a knob that is not there is as it was started.
-        changed: when any of them last changed.
-        barred: until when a step is not tried again, since it was taken back.
-        tightened: when each knob last was.
-        calm_since: since when there is nothing to do.
-    """
-
-    values: Values = field(default_factory=lambda: MappingProxyType({}))
-    changed: float = -math.inf
-    trial: Trial | None = None
-    barred: Mapping[tuple[Knob, Direction], float] = field(default_factory=lambda: MappingProxyType({}))
-    tightened: Mapping[Knob, float] = field(default_factory=lambda: MappingProxyType({}))
-    calm_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything that one decision is made from.
-
-    Attributes:
-        ranges: of the knobs that may change.
-        limit: seconds per token that are promised; None where nothing is.
-        first_limit: seconds to the first token that are promised; None where nothing is.
-        replicas: that are ready, and measured.
-        rolling: whether another revision is on its way: what is compared must not change meanwhile.
-        measuring: why samples are not there yet, in words, where nothing is wrong with that: replicas have just begun.
-    """
-
-    samples: Samples
-    ranges: Mapping[Knob, Range]
-    limit: float | None
-    replicas: int
-    rolling: bool = False
-    measuring: str = ""
-    first_limit: float | None = None
-    settings: Settings = field(default_factory=Settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do.
-
-    Attributes:
-        knobs: every knob that may change, by name.
-        reason: one word of CamelCase.
-        message: a sentence.
-        inputs: the numbers that made it; None for what is not known.
-        state: to hand over to the next decision.
-    """
-
-    knobs: Values
-    reason: str
-    message: str
-    inputs: Mapping[str, float | None]
-    state: State
 
 
 def tune(observed: Observed, state: State, now: float) -> Decision:
@@ -220,12 +51,11 @@ def tune(observed: Observed, state: State, now: float) -> Decision:
         return replace(look, values=back).told("NoObjective", words, State(back))
     if observed.rolling:
         words = "held while another revision is on its way: what is compared does not change meanwhile"
-        return look.told("RollingOut", words, replace(state, trial=None, calm_since=None))
+        return look.told("RollingOut", words, replace(state, calm_since=None))
     if observed.measuring:
         return look.told("Measuring", f"held; {observed.measuring}", replace(state, calm_since=None))
-    if look.unknown:
-        reason = "NotEnoughRequests" if look.only_too_few else "MetricsUnavailable"
-        return look.told(reason, f"held; {'; '.join(look.unknown)}", replace(state, calm_since=None))
+    if look.unknown and not look.only_too_few:
+        return look.told("MetricsUnavailable", f"held; {'; '.join(look.unknown)}", replace(state, calm_since=None))
     state = look.watched(state)
     if state.trial is not None and look.queued(state.trial):
         # Who waits is known at once; what it did to TPOT need not be waited for.
@@ -233,6 +63,8 @@ def tune(observed: Observed, state: State, now: float) -> Decision:
     if now - state.changed < observed.settings.settle:
         words = f"held until what the last change did is measured, {observed.settings.settle:.0f} s after it"
         return look.told("Settling", words, state)
+    if look.only_too_few:
+        return look.next_without_tpot(state)
     if state.trial is not None:
         harm = look.harm(state.trial)
         if harm:
@@ -325,20 +157,30 @@ class _Look:
         return self._of("tpot") < self.observed.settings.room * self.limit
 
     @property
+    def _late(self) -> bool:
+        """First tokens came later than promised; of those of the last minute, some of them before the last change."""
+        first = self.observed.first_limit
+        return first is not None and self._of("ttft") > first
+
+    @property
+    def _queue(self) -> bool:
+        """More wait at this moment than may: a few, or those that arrive while one may wait (Little's law)."""
+        few = self.observed.settings.waiting * self.observed.replicas
+        may = (self.observed.first_limit or 0.0) * self._of("requests")
+        return self._of("waiting") > max(few, may)
+
+    @property
     def many_wait(self) -> bool:
         """Requests wait too long."""
-        first = self.observed.first_limit
-        if first is not None and isinstance(self.observed.samples.ttft, Present):
-            return self._of("ttft") > first
-        return self._of("waiting") > self.observed.settings.waiting * self.observed.replicas
+        return self._late or self._queue
 
     @property
     def wait(self) -> str:
         """How long, in words."""
-        first = self.observed.first_limit
-        if first is not None and isinstance(self.observed.samples.ttft, Present):
-            return f"TTFT is {_ms(self._of('ttft'))}, and {_ms(first)} are promised"
-        return f"{self._of('waiting'):.0f} requests wait"
+        waiting, first = f"{self._of('waiting'):.0f} requests wait", self.observed.first_limit
+        if first is None or not self._late:
+            return waiting
+        return f"TTFT is {_ms(self._of('ttft'))}, and {_ms(first)} are promised"
 
     @property
     def tokens(self) -> float:
@@ -346,7 +188,7 @@ class _Look:
 
     def watched(self, state: State) -> State:
         """With how long there has been nothing to do."""
-        calm = self.spare and self._of("waiting") == 0
+        calm = (self.spare or self.only_too_few) and self._of("waiting") == 0 and not self._late
         return replace(state, calm_since=(self.now if state.calm_since is None else state.calm_since) if calm else None)
 
     # --- what a change did ---
@@ -354,24 +196,27 @@ class _Look:
     def harm(self, trial: Trial) -> str:
         """What the last change did wrong, in words; nothing where it did what it was made for, or none can say."""
         noise = self.observed.settings.noise
-        if not (self._alike("requests", trial.requests) and self._alike("prefill", trial.prefill)):
-            return ""  # of two different loads neither says anything about the other
         tpot = self._of("tpot")
+        if not (self._alike("requests", trial.requests) and self._alike("prefill", trial.prefill)):
+            # Of two different loads neither says anything about the other, but for one that is gone.
+            return "the load that it was for is gone" if trial.tighter and self.spare else ""
         if trial.tighter:
-            if tpot > (1.0 - noise) * trial.tpot and not self.idle:
+            if self.many_wait and not trial.queued:
+                return f"with it {self.wait}"
+            if tpot > max(self.limit, (1.0 - noise) * trial.tpot) and not self.idle:
                 return f"TPOT was {_ms(trial.tpot)} before and is {_ms(tpot)} with it"
             return ""
-        if tpot > self.limit:
+        if tpot > self.limit and not self.many_wait:
             return f"TPOT went from {_ms(trial.tpot)} to {_ms(tpot)}, and {_ms(self.limit)} are promised"
         if self.many_wait and self.tokens < (1.0 - 2.0 * noise) * trial.tokens:
             return f"{trial.tokens:.0f} tokens per second became {self.tokens:.0f}, and requests still wait"
         return ""
 
     def queued(self, trial: Trial) -> str:
-        """Whether a tighter knob makes requests wait, in words."""
-        if not trial.tighter or not self.many_wait or trial.queued:
+        """Whether a tighter knob makes requests wait at this moment, in words."""
+        if not trial.tighter or not self._queue or trial.queued:
             return ""
-        return f"with it {self.wait}"
+        return f"with it {self._of('waiting'):.0f} requests wait"
 
     def _alike(self, name: str, before: float) -> bool:
         return abs(self._of(name) - before) <= self.observed.settings.alike * max(before, self._of(name))
@@ -388,51 +233,62 @@ class _Look:
 
     def next(self, state: State) -> Decision:
         tpot, waiting = self._of("tpot"), self._of("waiting")
-        if self.many_wait and not self.spare:
+        if self.many_wait:
             return self._let_in(state)
-        if tpot > self.limit:
+        if tpot > self.limit and not self.idle:
             words = f"TPOT is {_ms(tpot)}, and {_ms(self.limit)} are promised"
             step = next(self._steps(state, TIGHTEN, True), None)
             return self._change(state, step, True, "Tightened", words) or self.told(
                 "AtMin", f"{words}; no knob has a step left that would help", state
             )
         spare = f"TPOT is {_ms(tpot)} of {_ms(self.limit)}"
+        return self._ease(state, spare) or self.told("Steady", f"{waiting:.0f} requests wait and {spare}", state)
+
+    def next_without_tpot(self, state: State) -> Decision:
+        """Too few requests ended to say how quick answers are; who waits is known all the same."""
         if self.many_wait:
-            words = f"{self.wait}, while {spare}"
-            step = next(self._steps(state, LOOSEN, False), None)
-            return self._change(state, step, False, "Loosened", words) or self.told(
-                "AtMax", f"{words}; no knob has a step left that would help", state
-            )
-        calm = state.calm_since is not None and self.now - state.calm_since >= self.observed.settings.calm_after
-        step = next(self._steps(state, LOOSEN, False, calm=True), None) if calm else None
-        words = f"nobody has waited for {self.observed.settings.calm_after:.0f} s, and {spare}"
-        return self._change(state, step, False, "Eased", words) or self.told(
-            "Steady", f"{waiting:.0f} requests wait and {spare}", state
+            return self._let_in(state)
+        return self._ease(state, "too few requests ended to say more") or self.told(
+            "NotEnoughRequests", f"held; {'; '.join(self.unknown)}", state
         )
 
-    def _let_in(self, state: State) -> Decision:
-        """Requests wait and answers have no time to spare: whatever was tightened is loosened, and nothing else moves.
+    def _ease(self, state: State, beside: str) -> Decision | None:
+        calm = state.calm_since is not None and self.now - state.calm_since >= self.observed.settings.calm_after
+        step = next(self._steps(state, LOOSEN, False, calm=True), None) if calm else None
+        words = f"nobody has waited for {self.observed.settings.calm_after:.0f} s, and {beside}"
+        return self._change(state, step, False, "Eased", words)
 
-        Not judged afterwards, since TPOT is known to suffer; nor tightened again before the pause is over.
+    def _let_in(self, state: State) -> Decision:
+        """Requests wait too long: a knob that lets fewer in than it may is loosened, and nothing is tightened.
+
+        With time to spare it is judged afterwards. Without, TPOT is known to suffer; then it is not tightened again
+        before the pause is over.
         """
-        words = f"{self.wait}, and TPOT is {_ms(self._of('tpot'))} of {_ms(self.limit)}"
-        tight = (knob for knob in LOOSEN if knob in state.tightened and knob in self.observed.ranges)
-        for knob in tight:
-            value = self._higher(knob)
-            if value != self.values[knob] and self._binds_above(knob):
-                before = self.values[knob]
-                until = self.now + self.observed.settings.again_after
-                moved = self._moved(state, knob, value, False)
-                moved = replace(moved, barred=MappingProxyType({**state.barred, (knob, True): until}))
-                told = f"{knob} {before} → {value}: {words}; who waits behind it loses more than the others gain"
-                return replace(self, values=moved.values).told("Loosened", told, moved)
-        return self.told("Overloaded", f"held: {words}; knobs only choose who waits, more replicas are needed", state)
+        tpot = "TPOT is not known" if self.only_too_few else f"TPOT is {_ms(self._of('tpot'))} of {_ms(self.limit)}"
+        words = f"{self.wait}, and {tpot}"
+        step = next(self._steps(state, LOOSEN, False, urgent=True), None)
+        spare = self.spare and not self.only_too_few
+        if step is None:
+            if spare:
+                return self.told("AtMax", f"{words}; no knob has a step left that would help", state)
+            words = f"held: {words}; no knob lets more in, and none is tightened: more replicas are needed"
+            return self.told("Overloaded", words, state)
+        until = self.now + self.observed.settings.again_after
+        state = replace(state, barred=MappingProxyType({**state.barred, (step[0], True): until}))
+        if spare:
+            return self._made(state, step, False, "Loosened", words)
+        knob, value = step
+        moved = self._moved(state, knob, value, False)
+        told = f"{knob} {self.values[knob]} → {value}: {words}; who waits behind it loses more than the others gain"
+        return replace(self, values=moved.values).told("Loosened", told, moved)
 
     def _change(
         self, state: State, step: tuple[Knob, int] | None, tighter: Direction, reason: str, why: str
     ) -> Decision | None:
-        if step is None:
-            return None
+        return None if step is None else self._made(state, step, tighter, reason, why)
+
+    def _made(self, state: State, step: tuple[Knob, int], tighter: Direction, reason: str, why: str) -> Decision:
+        """A step on trial."""
         knob, value = step
         before = self.values[knob]
         trial = Trial(
@@ -454,14 +310,14 @@ class _Look:
         return replace(state, values=values, changed=self.now, trial=None, tightened=MappingProxyType(dict(tightened)))
 
     def _steps(
-        self, state: State, order: tuple[Knob, ...], tighter: Direction, *, calm: bool = False
+        self, state: State, order: tuple[Knob, ...], tighter: Direction, *, calm: bool = False, urgent: bool = False
     ) -> Iterator[tuple[Knob, int]]:
         """Knobs that may take a step now and where that could help, each with its new value."""
         for knob in order:
             if knob not in self.observed.ranges or state.barred.get((knob, tighter), -math.inf) > self.now:
                 continue
             lately = self.now - state.tightened.get(knob, -math.inf) < self.observed.settings.again_after
-            if not tighter and lately:
+            if not tighter and lately and not urgent:
                 continue
             value = self._lower(knob) if tighter else self._higher(knob)
             helps = calm or (self._binds_below(knob) if tighter else self._binds_above(knob))
@@ -473,8 +329,9 @@ class _Look:
         one, value = self.observed.ranges[knob], self.values[knob]
         base = float(value)
         if knob is Knob.MAX_NUM_SEQS and self.observed.replicas:
-            # Places that nobody takes are no step.
-            base = min(base, max(1.0, self._of("running") / self.observed.replicas))
+            # Places that nobody takes are no step. Those taken over the minute follow from its tokens (Little's law).
+            taken = max(self._of("running"), self._of("decode") * self._of("tpot"))
+            base = min(base, max(1.0, taken / self.observed.replicas))
         lower = math.floor(base * self.observed.settings.down / GRAIN[knob]) * GRAIN[knob]
         least = one.least
         if knob is Knob.MAX_BATCHED_TOKENS:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_autoscaler.knobs import Decision, Observed, Range, Samples, Settings, State
 from paceline_autoscaler.samples import Absent, NotANumber, Present, Sample, Stale, exactly
-from paceline_autoscaler.tuning import Decision, Observed, Range, Samples, Settings, State, resumed, tune, within
+from paceline_autoscaler.tuning import resumed, tune, within
 from paceline_crds.tuning import Knob
 
 SEQS, BUDGET, CHUNK = Knob.MAX_NUM_SEQS, Knob.MAX_BATCHED_TOKENS, Knob.PREFILL_CHUNK_TOKENS
@@ -125,13 +126,68 @@ def test_requests_that_wait_behind_a_tight_knob_are_let_in_and_it_is_not_tighten
 
 
 def test_how_long_requests_may_wait_is_what_is_promised_for_the_first_token_where_something_is() -> None:
-    in_time = {"ttft": 1.5, "waiting": 30.0, "first_limit": 2.0}
+    in_time = {"ttft": 1.5, "waiting": 7.0, "first_limit": 2.0}
     assert tune(observed(**SLOW, **in_time), State(), 0.0).reason == "Tightened"
+    # Four arrive in a second: behind thirty the next one waits for more than two seconds, whatever those before did.
+    assert tune(observed(**SLOW, **{**in_time, "waiting": 30.0}), State(), 0.0).reason == "Overloaded"
     late = {**in_time, "ttft": 2.5, "waiting": 0.0}
     made = tune(observed(**SLOW, **late), State(), 0.0)
     assert made.reason == "Overloaded"
     assert "TTFT is 2.5 s, and 2 s are promised, and TPOT is 90 ms of 60 ms" in made.message
     assert tune(observed(tpot=0.03, running=30.0, **late), State({CHUNK: 256}), 0.0).reason == "Loosened"
+
+
+@pytest.mark.parametrize("tpot", [0.03, 0.055, 0.09, NotANumber("7 requests ended")], ids=str)
+def test_who_waits_behind_a_knob_is_let_in_whatever_tpot_is_and_whoever_made_it_low(tpot: float | Sample) -> None:
+    """By a schedule's window, an operator before, for another configuration: no memory says who tightened it."""
+    queue = {"tpot": tpot, "waiting": 500.0, "running": 16.0, "prefill": 10.0}
+    for state in (State({SEQS: 16}), State({SEQS: 16}, tightened={SEQS: -10.0})):
+        made = tune(observed(**queue), state, 0.0)
+        assert (made.reason, made.knobs[SEQS]) == ("Loosened", 21)
+
+
+def test_a_queue_is_seen_and_a_step_taken_back_while_too_few_requests_end() -> None:
+    few = {"tpot": NotANumber("7 requests ended"), "running": 16.0, "prefill": 10.0}
+    first = tune(observed(**SLOW, running=30.0, prefill=10.0), State(), 0.0)
+    assert (first.reason, first.knobs[SEQS]) == ("Tightened", 37), "fifty-four had places over the minute"
+    assert tune(observed(**few), first.state, 10.0).reason == "Settling"
+    assert tune(observed(**few, waiting=40.0), first.state, 10.0).reason == "TakenBack"
+
+
+def test_knobs_come_back_where_one_or_two_requests_run_at_a_time() -> None:
+    state = State({SEQS: 8})
+    for now in range(0, 1300, 10):
+        made = tune(observed(tpot=NotANumber("5 requests ended"), running=1.0, prefill=10.0), state, float(now))
+        state = made.state
+    assert made.knobs[SEQS] > 8
+
+
+def test_nothing_is_tightened_for_a_rush_that_is_over() -> None:
+    assert tune(observed(**SLOW, running=0.0), State(), 0.0).reason == "Steady"
+    first = tune(observed(**SLOW), State(), 0.0)
+    gone = tune(observed(tpot=0.02, requests=0.5, prefill=50.0, running=2.0), first.state, SETTINGS.settle)
+    assert (gone.reason, gone.knobs[CHUNK]) == ("TakenBack", 512)
+    assert gone.message.endswith("the load that it was for is gone")
+
+
+def test_a_step_that_reaches_the_promise_stays_however_small_it_was() -> None:
+    first = tune(observed(tpot=0.061), State(), 0.0)
+    assert tune(observed(tpot=0.059), first.state, SETTINGS.settle).reason == "Steady"
+
+
+def test_a_step_is_not_judged_by_first_tokens_of_before_it_and_is_by_those_after() -> None:
+    late = {**SLOW, "ttft": 2.1, "first_limit": 2.0}
+    first = tune(observed(**{**late, "ttft": 1.9}), State(), 0.0)
+    assert first.reason == "Tightened"
+    assert tune(observed(**late), first.state, 10.0).reason == "Settling"
+    after = tune(observed(**late), first.state, SETTINGS.settle)
+    assert (after.reason, after.knobs[CHUNK]) == ("TakenBack", 512)
+
+
+def test_a_step_before_a_rollout_is_judged_after_it() -> None:
+    first = tune(observed(**SLOW), State(), 0.0)
+    rolling = tune(replace(observed(**SLOW), rolling=True), first.state, 50.0)
+    assert tune(observed(**SLOW), rolling.state, 500.0).reason == "TakenBack"
 
 
 def test_where_prompts_are_what_makes_steps_long_nobody_is_kept_waiting_for_a_place() -> None:
@@ -150,7 +206,7 @@ FAULTS = (Absent("gone"), Stale(0.2, 60.0), NotANumber("NaN"), Present(1.0, 0.0,
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ttft"])
-@pytest.mark.parametrize("values", [SLOW, WAITING], ids=["slow", "waiting"])
+@pytest.mark.parametrize("values", [SLOW, {**WAITING, "waiting": 1.0}], ids=["slow", "waiting"])
 def test_what_is_not_known_changes_nothing_and_is_named(name: str, fault: Sample, values: dict[str, float]) -> None:
     state = State({SEQS: 32, BUDGET: 1024, CHUNK: 256})
     made = tune(observed(**{**values, name: fault}), state, 0.0)
@@ -247,13 +303,19 @@ def test_values_fit_together_as_a_scheduler_needs_them() -> None:
         Range(4, 16, 8)
 
 
-def test_who_comes_after_another_goes_on_from_what_it_finds_and_loosens_nothing_soon() -> None:
+def test_who_comes_after_another_goes_on_from_what_it_finds_and_eases_nothing_soon() -> None:
     found = resumed({CHUNK: 128}, RANGES, 1000.0)
     waiting = {**WAITING, "running": 10.0}
-    soon = tune(observed(**waiting), found, 1000.0 + SETTINGS.settle)
-    assert (soon.knobs[CHUNK], soon.reason) == (128, "AtMax")
-    later = tune(observed(**waiting), soon.state, 1000.0 + SETTINGS.again_after)
-    assert (later.reason, later.knobs[CHUNK]) == ("Loosened", 176)
+    calm = {"tpot": 0.03, "waiting": 0.0, "running": 1.0}
+    state = found
+    for now in range(0, int(SETTINGS.again_after), 10):
+        soon = tune(observed(**calm), state, 1000.0 + now)
+        assert soon.knobs[CHUNK] == 128
+        state = soon.state
+    assert tune(observed(**calm), state, 1000.0 + SETTINGS.again_after).reason == "Eased"
+    # Whom it keeps waiting is another matter.
+    queue = tune(observed(**waiting), found, 1000.0 + SETTINGS.settle)
+    assert (queue.reason, queue.knobs[CHUNK]) == ("Loosened", 176)
 
 
 # Whatever comes.

@@ -15,8 +15,8 @@ import pytest
 from planned_world import settled, spec
 from stand_in_replica import KNOBS, Load, StandIn
 
+from paceline_autoscaler.knobs import Range
 from paceline_autoscaler.samples import Absent, NotANumber, Present
-from paceline_autoscaler.tuning import Range
 from paceline_crds.conditions import ConditionStatus, Reason
 from paceline_crds.names import LABEL_POOL, LABEL_POOL_HASH
 from paceline_crds.runtime_config import RuntimeParameters
@@ -156,6 +156,27 @@ def test_samples_are_of_a_whole_window_and_of_every_replica_that_should_speak() 
     silent = hear(heard, {**said, "b": (75.0, "it did not answer within 3 s")}, 60.0)
     unknown = samples(silent, 0.9, 60.0, 10.0, 75.0)
     assert {sample for _, sample in unknown.all()} == {Absent("b: it did not answer within 3 s")}
+
+
+def test_what_was_heard_before_a_pause_is_not_of_the_last_minute() -> None:
+    heard = hear({}, {"a": (0.0, page(ended=900, received=900.0))}, 60.0)
+    for at in range(3600, 3660, 10):
+        heard = hear(heard, {"a": (float(at), page(ended=900 + at - 3600, received=900.0))}, 60.0)
+        assert measuring(heard, 60.0) == f"measured for {at - 3600} s of 60 s"
+
+
+def test_a_release_that_does_not_tell_when_first_tokens_came_is_not_one_where_none_did() -> None:
+    heard: dict[str, Heard] = {}
+    for at in (0.0, 60.0):
+        old = replace(page(ended=int(at), received=at), ttft={})
+        heard = hear(heard, {"a": (at, page(ended=int(at), received=at)), "b": (at, old)}, 60.0)
+    assert samples(heard, 0.9, 60.0, 10.0, 60.0).ttft == Absent("the release of a replica does not tell TTFT")
+
+
+def test_a_99th_percentile_is_of_more_requests_than_one_can_be_beyond() -> None:
+    heard = hear(hear({}, {"a": (0.0, page())}, 60.0), {"a": (60.0, page(ended=199, received=5.0))}, 60.0)
+    assert samples(heard, 0.99, 60.0, 10.0, 60.0).tpot == NotANumber("199 requests ended, a percentile needs 200")
+    assert isinstance(samples(heard, 0.9, 60.0, 10.0, 60.0).tpot, Present)
 
 
 def test_too_few_requests_make_no_percentile_and_counters_that_began_anew_no_rate() -> None:

@@ -10,7 +10,7 @@ from operator_world import Operator, World
 from scaled_world import Nodes, nodes_of
 from stand_in_replica import Load
 
-from paceline_autoscaler.tuning import Settings
+from paceline_autoscaler.knobs import Settings
 from paceline_crds.revision import InferenceRevision
 from paceline_kube import INFERENCEREVISIONS, INFERENCESERVICES, PODS
 

@@ -99,6 +99,21 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_computed(opti
     assert words in result.output
 
 
+def test_a_trace_without_requests_where_policies_are_judged_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "gap.csv"
+    path.write_text("".join(f"{at},10,1\n" for at in (0, 1, 2, 100, 101)))
+    result = CliRunner().invoke(app, [str(path), "--policy", "static", "--copies", "1", "-j", "1"])
+    assert result.exit_code == 2
+    assert "no request arrives from 13 s to 50 s" in result.output
+
+
+@pytest.mark.parametrize("names", ['["a", "b"]', "[null]", "[1.5]", "[-5]"])
+def test_blocks_that_are_no_numbers_are_refused_with_their_line(tmp_path: Path, names: str) -> None:
+    line = f'{{"timestamp": 1, "input_length": 1100, "output_length": 5, "hash_ids": {names}}}\n'
+    with pytest.raises(TraceError, match="line 1: its hash_ids are no list of whole numbers"):
+        of(tmp_path, line * 2)
+
+
 @pytest.mark.parametrize("command", [["steps"], ["tuning"], ["rollout"], ["routing"], ["validate", "8000"]], ids=str)
 @pytest.mark.parametrize("taken", ["a file", "a folder in its place"])
 def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_computed(

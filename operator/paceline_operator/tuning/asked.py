@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline_autoscaler.knobs import Range
 from paceline_autoscaler.schedule import Window
-from paceline_autoscaler.tuning import Range
 from paceline_crds.durations import parse_duration
 from paceline_crds.names import DEFAULT_POOL
 from paceline_crds.runtime_config import RuntimeParameters
@@ -89,11 +89,13 @@ def _window(given: Mapping[str, Any]) -> Window:
 
 
 def _promise(slo: Mapping[str, Any]) -> tuple[float | None, float, float | None]:
-    """Seconds per token, the share of requests that are promised them, and what as many are promised for the first."""
+    """Seconds per token, the share of requests that are promised them, and what they are promised for the first token;
+    where only another share is promised that, of these.
+    """
     tpot, ttft = slo.get("tpot") or {}, slo.get("ttft") or {}
     for name, level in (("p90", 0.9), ("p99", 0.99)):
         if tpot.get(name):
-            first = ttft.get(name)
+            first = ttft.get(name) or ttft.get("p90") or ttft.get("p99")
             return parse_duration(tpot[name]), level, parse_duration(first) if first else None
     return None, 0.9, None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from paceline_autoscaler.histograms import Buckets, count, increase, quantile, together
+from paceline_autoscaler.knobs import Samples
 from paceline_autoscaler.samples import Absent, NotANumber, Sample, exactly
-from paceline_autoscaler.tuning import Samples
 from paceline_crds import metrics
 from paceline_crds.tuning import Knob
 
@@ -54,7 +55,8 @@ def hear(heard: Mapping[str, Heard], said: Mapping[str, tuple[float, Page | str]
         if isinstance(page, str):
             found[name] = replace(before, trouble=page)
             continue
-        kept = before.points
+        # After a pause longer than a window what was heard before it says nothing of the last one.
+        kept = tuple(point for point in before.points if point[0] >= at - 2.0 * window)
         if kept and any(page.values[one] < kept[-1][1].values[one] for one in COUNTERS):
             kept = ()  # its counters began anew, and it did too
         inside = sum(1 for then, _ in kept if then >= at - window)
@@ -99,8 +101,8 @@ def samples(heard: Mapping[str, Heard], level: float, window: float, interval: f
 
     waiting, running = (level_of(name) for name in GAUGES)
     return Samples(
-        tpot=_quantile(due.values(), lambda page: page.tpot, level, now),
-        ttft=_quantile(due.values(), lambda page: page.ttft, level, now),
+        tpot=_quantile(due.values(), "TPOT", lambda page: page.tpot, level, now),
+        ttft=_quantile(due.values(), "TTFT", lambda page: page.ttft, level, now),
         requests=per_second(metrics.RUNTIME_REQUESTS_RECEIVED),
         prefill=per_second(metrics.RUNTIME_PREFILL_TOKENS_COMPUTED),
         decode=per_second(metrics.RUNTIME_GENERATION_TOKENS),
@@ -122,7 +124,15 @@ def _all(sample: Sample) -> Samples:
     return Samples(*[sample] * len(fields(Samples)))
 
 
-def _quantile(due: Iterable[Heard], of: Callable[[Page], Buckets], level: float, now: float) -> Sample:
+def fewest_ended(level: float) -> int:
+    """Requests that have to have ended so that more than one of them lies beyond a share `level`."""
+    return max(FEWEST_ENDED, math.ceil(2.0 / (1.0 - level) - 1e-6))
+
+
+def _quantile(due: Iterable[Heard], name: str, of: Callable[[Page], Buckets], level: float, now: float) -> Sample:
+    due = list(due)
+    if not all(of(one.points[-1][1]) for one in due):
+        return Absent(f"the release of a replica does not tell {name}")
     grown = [increase(of(one.points[0][1]), of(one.points[-1][1])) for one in due]
     known = [one for one in grown if one is not None]
     summed = together(known) if len(known) == len(grown) else None
@@ -130,8 +140,9 @@ def _quantile(due: Iterable[Heard], of: Callable[[Page], Buckets], level: float,
         return Absent("replicas count in buckets of different bounds")
     ended = count(summed)
     value = quantile(summed, level)
-    if value is None or ended < FEWEST_ENDED:
-        return NotANumber(f"{ended:.0f} requests ended, a percentile needs {FEWEST_ENDED}")
+    fewest = fewest_ended(level)
+    if value is None or ended < fewest:
+        return NotANumber(f"{ended:.0f} requests ended, a percentile needs {fewest}")
     return exactly(value, now)
 
 

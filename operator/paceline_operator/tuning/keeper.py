@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from paceline_autoscaler.tuning import MOVED, Observed, Settings, State, resumed, tune
+from paceline_autoscaler.knobs import MOVED, Observed, Settings, State
+from paceline_autoscaler.tuning import resumed, tune
 from paceline_crds.names import LABEL_POOL
 from paceline_kube import JsonObject, Key, key_of
 from paceline_kube.pods import is_ready
@@ -236,7 +237,11 @@ class TuningKeeper:
         if memory is None or memory.hash != where.pool.hash:
             # The values go on; what was measured was of another configuration.
             told = None if memory is None else memory.told
-            state = None if memory is None or memory.state is None else State(memory.state.values, self._clock())
+            state = (
+                None
+                if memory is None or memory.state is None
+                else State(memory.state.values, self._clock(), tightened=memory.state.tightened)
+            )
             memory = _Pool(where.pool.hash, one, None if memory is None else memory.within, state, told=told)
         memory.asked, known.pools[name] = one, memory
         pods = _pods_of(seen, where)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline_autoscaler.tuning import CALM, HELD, MOVED, Decision, Range
+from paceline_autoscaler.knobs import CALM, HELD, MOVED, Decision, Range
 from paceline_crds import metrics as catalogue
 from paceline_crds.conditions import ConditionStatus, Reason
 from paceline_crds.tuning import Knob, TuningStatus

@@ -105,6 +105,8 @@ def _mooncake(line: str) -> Arrival:
     entry = json.loads(line)
     tokens = _tokens(str(entry["input_length"]))
     blocks = tuple(entry["hash_ids"])[: tokens // BLOCK_TOKENS]
+    if not all(isinstance(block, int) and block >= 0 for block in blocks):
+        raise ValueError("its hash_ids are no list of whole numbers")
     return Arrival(_seconds(str(entry["timestamp"])) / 1000.0, tokens, _tokens(str(entry["output_length"])), blocks)
 
 

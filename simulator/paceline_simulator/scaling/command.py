@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -136,8 +137,15 @@ def scaling(
     numbers = list(range(seeds))
     errors = Console(stderr=True, highlight=False)
     say = partial(errors.print, soft_wrap=True)
-    with errors.status("") as status:
-        found = study(setup, chosen, goal, numbers, exact, say, status.update, jobs)
+    try:
+        with errors.status("") as status:
+            found = study(setup, chosen, goal, numbers, exact, say, status.update, jobs)
+    except TraceError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_WRONG_USE) from None
+    except BrokenProcessPool:
+        typer.echo("error: a process was ended by somebody, perhaps for memory: try --jobs 1", err=True)
+        raise typer.Exit(1) from None
     show(_table(setup, found, goal, exact))
     for words in unreached(setup, found, goal):
         typer.echo(words)

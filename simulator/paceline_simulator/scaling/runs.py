@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from paceline_simulator.exact import replica_of
+from paceline_simulator.trace import TraceError
 
 from .arrivals import requests
 from .dispatch import RouterChoice
@@ -62,8 +63,14 @@ def run(setup: Setup, policy: str, knobs: Knobs, seed: int, until: float = math.
 
 
 def figures(setup: Setup, outcome: Run, since: float, until: float) -> dict[str, float]:
-    """The figures of what arrived between two times."""
+    """The figures of what arrived between two times.
+
+    Raises:
+        TraceError: nothing did.
+    """
     those = [request for request in outcome.requests if since <= request.arrival < until]
+    if not those:
+        raise TraceError(f"no request arrives from {since:.0f} s to {until:.0f} s, where policies are judged")
     good = sum(kept(request, setup.objectives) for request in those)
     return {
         "slo_attainment": good / len(those),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from paceline_autoscaler.capacity import Objectives
-from paceline_autoscaler.tuning import Range
+from paceline_autoscaler.knobs import Range
 from paceline_bench.results import Row
 from paceline_crds.runtime_config import RuntimeParameters
 from paceline_crds.tuning import FIELDS, Knob

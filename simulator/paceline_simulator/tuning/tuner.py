@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline_autoscaler.knobs import MOVED, Decision, Observed, Range, Samples, State
 from paceline_autoscaler.samples import NotANumber, Sample, exactly
-from paceline_autoscaler.tuning import MOVED, Decision, Observed, Range, Samples, State, tune
+from paceline_autoscaler.tuning import tune
 from paceline_crds.runtime_config import RuntimeParameters
 from paceline_crds.tuning import Knob
 from paceline_simulator.engine import Request
