@@ -322,3 +322,11 @@ def test_a_day_is_quiet_at_night_and_no_two_are_alike() -> None:
     for day in (0, 24):
         assert max(hours[day : day + 6]) < min(hours[day + 9], hours[day + 15])
     assert sum(hours[:24]) != pytest.approx(sum(hours[24:]), rel=0.01)
+
+
+def test_a_policy_that_is_under_the_goal_and_a_trace_too_short_for_a_start_are_marked() -> None:
+    asked = ["cycle", "--hours", "0.02", "--policy", "static", "--seeds", "1", "--copies", "9", "-j", "1"]
+    result = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "a new replica takes 90 s to start" in result.output
+    assert "under the goal" in result.output

@@ -90,6 +90,8 @@ def test_the_command_writes_every_system_and_refuses_an_unknown_load(tmp_path: P
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["system"] for row in rows} == set(SYSTEMS)
     assert {row["metric"] for row in rows} == set(METRICS)
+    both = CliRunner().invoke(app, ["tuning", "--load", "chat, poems"])
+    assert "there is no 'poems'" in both.output
     refused = CliRunner().invoke(app, ["tuning", "--load", "poems"])
     assert refused.exit_code == 2
     assert "chat" in refused.output

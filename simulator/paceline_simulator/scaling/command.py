@@ -203,7 +203,8 @@ def _table(setup: Setup, found: list[Found], goal: float, exact: bool) -> Table:
         got = one.figures
         table.add_row(
             one.policy,
-            _cell([100 * value for value in got["slo_attainment"]], 2),
+            _cell([100 * value for value in got["slo_attainment"]], 2)
+            + ("" if statistics.mean(got["slo_attainment"]) >= goal else ", under the goal"),
             _cell(got["gpu_hours"], 2),
             _cell(got["violations"], 0),
             _cell(got["flaps"], 1),

@@ -19,7 +19,7 @@ from .study import METRICS, rows, study
 
 def tuning(
     load: Annotated[
-        list[str] | None, typer.Option(help="One that the tables name; may be given several times. Default: all.")
+        list[str] | None, typer.Option(help=f"Of {', '.join(LOADS)}: some, by commas. Default: all.")
     ] = None,
     tpot: Annotated[
         float, typer.Option(min=0.001, help="Seconds per token, promised to nine of ten.", callback=finite)
@@ -42,7 +42,7 @@ def tuning(
 
       paceline simulate tuning --load "many documents" --ttft 20
     """
-    names = list(dict.fromkeys(load or LOADS))
+    names = list(dict.fromkeys(name.strip() for given in load or LOADS for name in given.split(",")))
     unknown = [name for name in names if name not in LOADS]
     if unknown:
         raise typer.BadParameter(f"there is no {unknown[0]!r}; write one of {', '.join(LOADS)}", param_hint="--load")
