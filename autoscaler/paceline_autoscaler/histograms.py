@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
+FEWEST = 20
+"""Observations of which any quantile at all says something."""
+
 Buckets: TypeAlias = Mapping[float, float]
 """Observations up to each upper bound."""
 
@@ -34,6 +37,11 @@ def together(found: list[Buckets]) -> Buckets | None:
 def count(buckets: Buckets) -> float:
     """Observations in all."""
     return buckets.get(math.inf, 0.0)
+
+
+def fewest_for(level: float) -> int:
+    """Observations of which a quantile says something: more than one of them lies beyond it."""
+    return max(FEWEST, math.ceil(2.0 / (1.0 - level) - 1e-6))
 
 
 def quantile(buckets: Buckets, level: float) -> float | None:

@@ -83,7 +83,7 @@ class Settings:
         settle: seconds after a change before the next one; longer than samples are over, so that what they say is what
             the change did.
         again_after: seconds for which a step that was taken back is not tried again, and for which a knob that was
-            tightened is not loosened.
+            tightened is not eased; one that was loosened for a queue is not tightened for as long.
         calm_after: seconds with time to spare and nobody waiting, after which a knob begins to go back.
         down, up: what one step makes of a value.
         room: answers come with time to spare where TPOT is below this share of what is promised.
@@ -127,7 +127,7 @@ class State:
     Attributes:
         values: as decided last; a knob that is not there is as it was started.
         changed: when any of them last changed.
-        barred: until when a step is not tried again, since it was taken back.
+        barred: until when a step is not tried again: it was taken back, or the other way lets in who waits.
         tightened: when each knob last was.
         calm_since: since when there is nothing to do.
     """

@@ -57,9 +57,9 @@ def tune(observed: Observed, state: State, now: float) -> Decision:
     if look.unknown and not look.only_too_few:
         return look.told("MetricsUnavailable", f"held; {'; '.join(look.unknown)}", replace(state, calm_since=None))
     state = look.watched(state)
-    if state.trial is not None and look.queued(state.trial):
+    if state.trial is not None and (queued := look.queued(state.trial)):
         # Who waits is known at once; what it did to TPOT need not be waited for.
-        return look.take_back(state, state.trial, look.queued(state.trial))
+        return look.take_back(state, state.trial, queued)
     if now - state.changed < observed.settings.settle:
         words = f"held until what the last change did is measured, {observed.settings.settle:.0f} s after it"
         return look.told("Settling", words, state)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from paceline_autoscaler.histograms import Buckets, count, increase, quantile, together
+from paceline_autoscaler.histograms import Buckets, count, fewest_for, increase, quantile, together
 from paceline_autoscaler.knobs import Samples
 from paceline_autoscaler.samples import Absent, NotANumber, Sample, exactly
 from paceline_crds import metrics
 from paceline_crds.tuning import Knob
 
 from .replicas import COUNTERS, GAUGES, Page
-
-FEWEST_ENDED = 20
-"""Requests that have to have ended in a window for a percentile of them to say something."""
 
 NEW_LOOKS = 3.0
 """Looks for which a replica need not have said anything yet."""
@@ -124,11 +120,6 @@ def _all(sample: Sample) -> Samples:
     return Samples(*[sample] * len(fields(Samples)))
 
 
-def fewest_ended(level: float) -> int:
-    """Requests that have to have ended so that more than one of them lies beyond a share `level`."""
-    return max(FEWEST_ENDED, math.ceil(2.0 / (1.0 - level) - 1e-6))
-
-
 def _quantile(due: Iterable[Heard], name: str, of: Callable[[Page], Buckets], level: float, now: float) -> Sample:
     due = list(due)
     if not all(of(one.points[-1][1]) for one in due):
@@ -140,7 +131,7 @@ def _quantile(due: Iterable[Heard], name: str, of: Callable[[Page], Buckets], le
         return Absent("replicas count in buckets of different bounds")
     ended = count(summed)
     value = quantile(summed, level)
-    fewest = fewest_ended(level)
+    fewest = fewest_for(level)
     if value is None or ended < fewest:
         return NotANumber(f"{ended:.0f} requests ended, a percentile needs {fewest}")
     return exactly(value, now)

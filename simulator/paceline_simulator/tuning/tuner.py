@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline_autoscaler.histograms import fewest_for
 from paceline_autoscaler.knobs import MOVED, Decision, Observed, Range, Samples, State
 from paceline_autoscaler.samples import NotANumber, Sample, exactly
 from paceline_autoscaler.tuning import tune
@@ -16,8 +17,6 @@ from paceline_simulator.exact import EngineReplica
 
 EVERY = 10.0
 WINDOW = 60.0
-FEWEST_ENDED = 20
-"""Requests that have to have ended in a window for a percentile of them to say something."""
 
 
 @dataclass
@@ -77,6 +76,6 @@ class Tuner:
         return Samples(tpot, arrived, prefill, decode, waiting, running, preempted, ttft)
 
     def _quantile(self, values: list[float], now: float) -> Sample:
-        if len(values) < FEWEST_ENDED:
-            return NotANumber(f"{len(values)} requests ended, a percentile needs {FEWEST_ENDED}")
+        if len(values) < (fewest := fewest_for(self.level)):
+            return NotANumber(f"{len(values)} requests ended, a percentile needs {fewest}")
         return exactly(sorted(values)[int(self.level * len(values))], now)
